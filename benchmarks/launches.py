@@ -232,17 +232,20 @@ def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
 
 
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
-    """Returns a function that does what the CPU does for a self-attention on a GPU, forward and backward.
+    """Returns a function that runs a self-attention as if on a GPU, forward and backward, for the time of its CPU part.
 
-    The batch is so small that the products take next to no time.
+    Before a GPU computes, the CPU runs the Python code of the attention, which chooses and launches the GPU's kernels.
+    Here it runs the same code without a GPU, and each launch is replaced by a function that computes nothing. The batch
+    is so small that the matrix products, which the CPU has to do here, take next to no time.
 
     Args:
         name: ``stock`` or a variant.
         with_kernels: whether the Triton kernels are switched on.
-        repeats: how often one call of the function does it.
+        repeats: how often one call of the returned function runs the attention.
     """
     length, sentences, width = 8, 4, 64
-    # A larger maximum length would add work: the kernels get all rows of R1 and R2, however short the sentences are.
+    # The parameters R1 and R2 of a factorized function have a row for each position up to the maximum length, and the
+    # kernels get all of these rows, however short the sentences are. So a large maximum would add work for the CPU.
     with mock.patch.multiple(block, WIDTH=width, MAX_LENGTH=16):
         module = block.build_block(name, length, causal=False).train()
     # In fp32, as the kernels refuse half precision on a CPU, where this is run.
@@ -252,11 +255,14 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
     tensors_with_gradients = [x, *module.parameters()]
 
     def on_launch(launch: Any, tensors: Any) -> None:
-        """Does what this project does for a launch, and nothing of what Triton does."""
+        """Takes the place of a launch of a Triton kernel: computes the kernel's arguments, and launches nothing.
+
+        The arguments are computed because this is work of this project's code, whose time counts.
+        """
         launch.args(tensors)
 
     def on_call(_: str) -> None:
-        """Does nothing for torch's fused attention, whose time does not count."""
+        """Is told of calls of torch's fused attention, and does nothing, because they need not be counted here."""
 
     def step() -> None:
         """Runs the attention forward and backward, `repeats` times."""
@@ -271,7 +277,7 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
 
 
 def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Compares the time that the CPU needs for a self-attention on a GPU with the time that stock fairseq's needs.
+    """Compares the time that the CPU needs to launch the work of a self-attention on a GPU with stock fairseq's time.
 
     Args:
         variants: the variants.

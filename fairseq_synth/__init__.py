@@ -11,8 +11,11 @@ __version__ = "1.0.0"
 def register() -> None:
     """Registers the models and architectures with fairseq, and repairs fairseq where that is needed (see `host`).
 
-    A second call changes nothing, unless modules of this package were reloaded in between. Raises SynthesizerError if
-    fairseq or torch does not fit, or if ``FAIRSEQ_SYNTH_NO_REPAIRS`` names a repair that does not exist.
+    A second call changes nothing. But if modules of this package were reloaded in between, as in a notebook, their new
+    classes are registered in place of the old ones.
+
+    Raises SynthesizerError if fairseq or torch does not fit, or if ``FAIRSEQ_SYNTH_NO_REPAIRS`` names a repair that
+    does not exist.
     """
     from . import host
 

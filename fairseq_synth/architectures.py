@@ -96,6 +96,7 @@ def widen(preset: Preset) -> Preset:
 
     def fill(args: argparse.Namespace) -> None:
         stacks = ("encoder", "decoder")
+        # This must be asked before `preset`, which sets every width that is not set yet.
         stacks_to_widen = [stack for stack in stacks if getattr(args, f"{stack}_ffn_embed_dim", None) is None]
         preset(args)
         for stack in stacks_to_widen:
@@ -286,9 +287,10 @@ def register() -> None:
     """
     if all(MODEL_REGISTRY.get(name) is kind.model for name, kind in MODELS.items()):
         return
-    forget_earlier_import()
+    forget_earlier_import()  # fairseq refuses to register a name twice
     for model_name, kind in MODELS.items():
-        register_model(model_name, dataclass=kind.model.config)(kind.model)
+        register_with_fairseq = register_model(model_name, dataclass=kind.model.config)  # a decorator of the class
+        register_with_fairseq(kind.model)
         for variant in VARIANTS:
             register_variant(model_name, kind, variant)
     register_baselines()

@@ -19,7 +19,8 @@ from torch import Tensor
 from . import cache
 from .checkpoint_compatibility import adapt_checkpoint
 from .computations import attend
-from .computations.plain import attention_weights, drop, join_heads, weighted_sum
+from .computations.plain import attention_weights as weights_of_group
+from .computations.plain import drop, join_heads, weighted_sum
 from .errors import SynthesizerError
 from .linear import LinearWeights, is_plain_linear, join_linear_layers, read_linear_weights
 from .logits import Logits
@@ -188,13 +189,15 @@ class SyntheticAttention(nn.Module):
 
     def project(self, x: Tensor) -> Projections:
         """Returns the projections of the layer's input (T, B, C)."""
-        # Modules are read from the dictionary of modules, as an attribute takes Python as long as a view of a tensor.
+        # Modules are read from the dictionary of modules for speed: reading a module as an attribute takes Python as
+        # long as making a view of a tensor.
         modules: dict[str, Any] = self._modules
         q_proj = modules.get("q_proj")
         k_proj = modules.get("k_proj")
         v_proj = modules["v_proj"]
         if q_proj is None or k_proj is None:
             return Projections(None, None, self.split_heads(v_proj(x)))
+        # A model that torch is tracing or compiling keeps its three products.
         if self.training and not is_recorded():
             joined = join_linear_layers([q_proj, k_proj, v_proj])
             if joined is not None:
@@ -207,17 +210,18 @@ class SyntheticAttention(nn.Module):
     def project_at_once(self, x: Tensor, joined: LinearWeights) -> Projections:
         """Returns queries, keys and values, computed by one matrix product in place of three.
 
-        This is faster in training: each gradient is one product too, and the gradient of the input is no sum of three.
+        This is faster in training, where the gradients are one product each too. With three projections, the gradient
+        of the input would be a sum of three products.
 
         Args:
             x: The layer's input, (T, B, C).
             joined: A linear layer whose output are queries, keys and values side by side.
         """
         tgt_len, bsz, _ = x.size()
-        num_heads = [self.num_query_heads, self.num_query_heads, self.num_heads]
+        heads_of_parts = [self.num_query_heads, self.num_query_heads, self.num_heads]  # of queries, keys and values
         features = F.linear(x.flatten(0, 1), joined.weight, joined.bias)
-        by_head = features.view(tgt_len, bsz, sum(num_heads), self.head_dim)
-        q, k, v = by_head.split_with_sizes(num_heads, dim=2)
+        by_head = features.view(tgt_len, bsz, sum(heads_of_parts), self.head_dim)
+        q, k, v = by_head.split_with_sizes(heads_of_parts, dim=2)
         return Projections(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3))
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -259,7 +263,7 @@ class SyntheticAttention(nn.Module):
             key_padding_mask, attn_mask: As in `computations.attend`.
         """
         dropout = self.dropout()
-        if len(logits) == 1:  # no slice of the values, as the gradient of a slice is a copy
+        if len(logits) == 1:  # A shortcut without `split`, whose backward pass would copy the gradient of the values.
             return attend(logits[0], v, key_padding_mask, attn_mask, dropout)
         values = v.split(self.heads_of_groups(), dim=1)
         outputs = [
@@ -289,13 +293,14 @@ class SyntheticAttention(nn.Module):
                 are computed once, (1, H, T, S).
         """
         weights_of_groups = [
-            attention_weights(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
+            weights_of_group(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
             for group_logits, num_heads in zip(logits, self.heads_of_groups())
         ]
         if len(weights_of_groups) == 1:
             return weights_of_groups[0]
-        most = max(weights.size(0) for weights in weights_of_groups)
-        return torch.cat([weights.expand(most, -1, -1, -1) for weights in weights_of_groups], dim=1)
+        # With a `bsz` of -1, some groups may have weights of each sentence, and others weights that all share.
+        num_sentences = max(weights.size(0) for weights in weights_of_groups)
+        return torch.cat([weights.expand(num_sentences, -1, -1, -1) for weights in weights_of_groups], dim=1)
 
     def heads_of_groups(self) -> list[int]:
         """Returns the number of heads in each group of heads of one kind."""
@@ -313,8 +318,11 @@ class SyntheticAttention(nn.Module):
     ) -> "Memory":
         """Adds the newest tokens to the decoder's state, and returns keys and values of all tokens so far.
 
-        `incremental_state` is changed in place. In it, the keys and values of a layer stay where they are, and a block
-        table tells which of them belong to which hypothesis. All layers use the table of the decoder's first layer.
+        `incremental_state` is changed in place. It has two kinds of entries. Each layer has a matrix of keys and one of
+        values (`cache.LayerCache`), which stay where they are. The first layer of the decoder has a *block table*
+        (`cache.BlockTable`), which tells for all layers which rows of these matrices belong to which hypothesis. In
+        each step, the first layer extends the table by the new tokens, and the other layers read it. An attention that
+        is called without a decoder counts as a first layer.
 
         Args:
             incremental_state: The state of the decoder.
@@ -329,9 +337,11 @@ class SyntheticAttention(nn.Module):
             raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
         vectors: cache.LayerCache | None = incremental_state.get(self.state_key("vectors"))
         table: cache.BlockTable
+        # `shared_table` is the key of the first layer's table. In the first layer, it is the same key as `own_table`.
         has_own_table = self.own_table in incremental_state
         if has_own_table or self.shared_table not in incremental_state:
-            # This is the layer that owns the table, or a layer that is called alone.
+            # This layer owns the table: it is the first one of a decoder, or is called alone. Its matrices have a row
+            # for each token and head; the capacity counts the tokens that they have room for.
             capacity = 0 if vectors is None else vectors.values.size(0) // self.num_heads
             table = cache.extend_table(incremental_state.get(self.own_table), v, capacity, key_padding_mask)
             incremental_state[self.own_table] = table
@@ -393,6 +403,10 @@ class SyntheticAttention(nn.Module):
 
         Generation then has less to compute. fairseq calls this before it generates. Nothing is changed if there are
         hooks on the projection of the queries, or if projections are quantized.
+
+        `Mixture.fold_weights_` changes the parameters of a group of heads. If the group reads queries, it also returns
+        the factor by which the queries of each head are to be multiplied, (heads of the group,); otherwise None. q_proj
+        has only the heads of groups that read queries, in the same order, so that it has a head for each factor.
         """
         if self.q_proj is not None and not is_plain_linear(self.q_proj):
             return

@@ -170,7 +170,8 @@ def append_to_layer(
 
     Args:
         layer_cache: The cache of the last step, or None before the first token.
-        newest_keys: The keys of the new tokens, (B, H, n, d_h) or of the first heads only; None if nothing reads keys.
+        newest_keys: The keys of the new tokens, (B, heads with keys, n, d_h). The heads with keys are the first ones of
+            the layer. None if no head reads keys.
         newest_values: The values of the new tokens, (B, H, n, d_h).
         table: The table that `extend_table` has returned for this step.
     """
@@ -189,7 +190,8 @@ def append_to_layer(
 def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> Tensor:
     """Returns a matrix of keys or values after the vectors of the new tokens are written to it.
 
-    The matrix is changed in place, unless it has to grow, has another type, or is a part of autograd's graph.
+    The matrix is changed in place where possible. It is copied if it has to grow or to get another type, if gradients
+    are on, or if it was made in inference mode and this mode is off now.
 
     Args:
         matrix: The matrix so far, (N H, d_h), or None before the first token.
@@ -201,6 +203,8 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
     if num_missing_heads > 0:
         newest = F.pad(newest, [0, 0, 0, 0, 0, num_missing_heads])
     head_dim = newest.size(3)
+    # The new vectors one under another, and the row of the matrix for each. Both have the order of tokens, hypotheses,
+    # heads.
     added = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)  # (n B H, d_h)
     newest_rows = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (n B H,)
     if matrix is None:
@@ -211,8 +215,11 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
         # Autocast was on in some of the steps only.
         matrix = matrix.float()
         added = added.float()
+    # Outside inference mode, torch refuses to write to a tensor that was made in it.
     is_read_only = matrix.is_inference() and not torch.is_inference_mode_enabled()
-    if torch.is_grad_enabled() or is_read_only:
+    # Autograd may need the matrix of the last step for a gradient, so that it must keep its values.
+    may_be_needed_for_gradients = torch.is_grad_enabled()
+    if is_read_only or may_be_needed_for_gradients:
         return matrix.index_copy(0, newest_rows, added)
     return matrix.index_copy_(0, newest_rows, added)
 
@@ -229,11 +236,11 @@ def copy_kept_tokens(matrix: Tensor, kept_tokens: Tensor, num_heads: int, num_ro
         matrix: The old matrix, (N H, d_h), where each token has H neighbouring rows.
         kept_tokens: The numbers of the tokens to copy.
         num_heads: H.
-        num_rows: Number of rows of the new matrix. Those behind the copied tokens have any values.
+        num_rows: Number of rows of the new matrix. The rows after the copied tokens are not initialised.
     """
     head_dim = matrix.size(1)
-    tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h)
-    kept = tokens.index_select(0, kept_tokens).view(-1, head_dim)
+    tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h): one row for each token, to copy whole tokens
+    kept = tokens.index_select(0, kept_tokens).view(-1, head_dim)  # (kept tokens H, d_h)
     return torch.cat([kept, kept.new_empty([num_rows - kept.size(0), head_dim])])
 
 
@@ -251,25 +258,27 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
 
     Args:
         weights: The attention weights of the n new tokens, (B, H, n, t).
-        layer_cache: The values of all tokens.
-        table: Says which values belong to which hypothesis.
+        layer_cache: The values of all tokens, a matrix with a row of d_h features for each token and head.
+        table: ``table.rows``, (B, H, t), has the number of the row for each hypothesis, head and token.
 
     Returns:
         (B, H, n, d_h)
     """
     bsz, num_heads, _ = table.rows.size()
     weights = weights.to(layer_cache.values.dtype)
-    is_single_token = weights.size(2) == 1
-    if not is_single_token or torch.is_grad_enabled():  # embedding_bag has no second derivative
+    has_several_tokens = weights.size(2) != 1
+    needs_second_derivative = torch.is_grad_enabled()  # possibly; `embedding_bag` below has none
+    if has_several_tokens or needs_second_derivative:
         values = F.embedding(table.rows, layer_cache.values)  # (B, H, t, d_h)
         return torch.matmul(weights, values)
-    # Each hypothesis and head is a bag of t rows, which begins at its offset.
+    # `embedding_bag` adds up rows of a matrix without copying them. Each hypothesis and head is a bag of t rows, and
+    # its offset (B H,) tells where it begins in the list of all rows.
     out = F.embedding_bag(
-        table.rows.reshape(-1),
+        table.rows.reshape(-1),  # (B H t,)
         layer_cache.values,
         offsets=table.offsets,
         mode="sum",
-        per_sample_weights=weights.reshape(-1),
+        per_sample_weights=weights.reshape(-1),  # (B H t,)
     )
     return out.view(bsz, num_heads, 1, -1)
 

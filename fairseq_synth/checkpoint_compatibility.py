@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .synthesizers import LayerSynthesizer
+from .synthesizers import LayerSynthesizer, Mixture
 
 logger = logging.getLogger(__name__)
 
@@ -112,19 +112,34 @@ def check_functions(prefix: str, saved: StateDict, has_queries: bool, synthesize
     attention = prefix.removesuffix(".")
     model_keys = synthesizer.state_dict().keys()
     saved_functions = functions_with_weights(saved)
-    reads_queries = any(mixture.reads_query_key for mixture in synthesizer.mixtures())
-    if saved_functions != functions_with_weights(model_keys) or has_queries != reads_queries:
-        weights = " and ".join(sorted(saved_functions)) if saved_functions else "no function"
-        projections = "query and key projections" if has_queries else "no query and key projections"
+    has_same_functions = saved_functions == functions_with_weights(model_keys)
+    # ``vanilla`` has no weights of its own, but the projections of queries and keys.
+    model_has_queries = any(mixture.reads_query_key for mixture in synthesizer.mixtures())
+    has_same_projections = has_queries == model_has_queries
+    if not has_same_functions or not has_same_projections:
+        checkpoint_contents = describe_weights(saved_functions, has_queries)
         raise SynthesizerError(
-            f"{attention}: the checkpoint has weights of {weights}, and {projections}; this model has "
+            f"{attention}: the checkpoint has {checkpoint_contents}; this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)}"
         )
+    # ``alpha`` has the learned weights of a convex mixture. A sum has none.
     saved_alpha = {key for key in saved if key.endswith("alpha")}
     model_alpha = {key for key in model_keys if key.endswith("alpha")}
     if saved_alpha != model_alpha:
         mixture = "convex" if saved_alpha else "sum"
         raise SynthesizerError(f"{attention}: the checkpoint was trained with --synth-mixture {mixture}; give that")
+
+
+def describe_weights(functions: set[str], has_queries: bool) -> str:
+    """Returns what a message says about the weights of an attention in a checkpoint.
+
+    Args:
+        functions: The names of the functions that have weights in the checkpoint.
+        has_queries: Whether the checkpoint has query and key projections in this attention.
+    """
+    weights = " and ".join(sorted(functions)) if functions else "no function"
+    projections = "query and key projections" if has_queries else "no query and key projections"
+    return f"weights of {weights}, and {projections}"
 
 
 def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
@@ -141,7 +156,9 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
 def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool) -> None:
     """Raises SynthesizerError if the attention of the model cannot start from a stock attention in the checkpoint.
 
-    It can if all heads compute the dot product, alone or in a mixture, and if the checkpoint has stock attention in all
+    A *stock* attention is fairseq's own: all heads compute dot products (``vanilla``) alone. An attention that has no
+    weights of synthesizing functions is the same and can always start from it. Any other attention can if all its heads
+    are of one kind that computes dot products among other functions, and if the checkpoint has stock attention in all
     other layers too.
 
     Args:
@@ -150,15 +167,18 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
         may_start_from_stock: Whether no layer of the checkpoint has keys ``synthesizer.*``.
     """
     attention = prefix.removesuffix(".")
-    if len(synthesizer.mixtures()) == 1 and not synthesizer.mixtures()[0].reads_query_key:
+    mixtures = synthesizer.mixtures()  # one for each group of heads of the same kind
+    has_one_kind_of_heads = len(mixtures) == 1
+    if has_one_kind_of_heads and not mixtures[0].reads_query_key:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    if not synthesizer.state_dict():
-        return  # This attention has the dot product alone, as the checkpoint does.
-    if len(synthesizer.mixtures()) > 1:
+    has_no_other_functions = not synthesizer.state_dict()
+    if has_no_other_functions:
+        return
+    if not has_one_kind_of_heads:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in all heads, this model has heads of several "
             f"kinds; {advise_functions(attention)}"
@@ -174,7 +194,8 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
 def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
     """Adds the weights of the synthesizer to the state dict of a stock attention, which is changed in place.
 
-    The logits of its trained functions are 0 at first, so that ``vanilla`` alone determines the output.
+    The logits of its trained functions are 0 at first, so that ``vanilla`` alone determines the output. For this, the
+    weights of the synthesizer itself are changed in place, and then copied.
 
     Args:
         state_dict: The weights of the checkpoint.
@@ -183,22 +204,36 @@ def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: Laye
     """
     if not synthesizer.state_dict():
         return
-    attention = prefix.removesuffix(".")
     (mixture,) = synthesizer.mixtures()
+    log_start(prefix.removesuffix("."), synthesizer, mixture)
+    for function in mixture.functions():
+        function.zero_logits_()
+    for key, value in synthesizer.state_dict().items():
+        state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
+
+
+def log_start(attention: str, synthesizer: LayerSynthesizer, mixture: Mixture) -> None:
+    """Logs that an attention starts from dot-product attention, and warns if its first output will be another one.
+
+    Args:
+        attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
+        synthesizer: The synthesizer of the model.
+        mixture: The functions of its heads, which are all of one kind.
+    """
     logger.info(
         f"{attention}: starting {' and '.join(function_names(synthesizer))} from the weights of dot-product attention"
     )
-    if mixture.alpha is not None:
+    is_convex = mixture.alpha is not None  # The weights of a convex mixture, which sum to 1, are parameters.
+    if is_convex:
         logger.warning(
             f"{attention}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
             "starts with its output"
         )
     for name, function in zip(mixture.components, mixture.functions()):
-        function.zero_logits_()
-        if not function.reads_query_key and not function.is_trained():
+        is_dot_product = function.reads_query_key
+        if not is_dot_product and not function.is_trained():
+            # Such a function has no parameters that could be 0, so its logits are added to those of the checkpoint.
             logger.warning(f"{attention}: {name} is not trained, so its logits stay: the output changes")
-    for key, value in synthesizer.state_dict().items():
-        state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
 
 
 def function_names(synthesizer: LayerSynthesizer) -> list[str]:

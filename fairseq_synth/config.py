@@ -84,11 +84,15 @@ def config_class(name: str, *flags: Flag) -> Any:
     return dataclasses.make_dataclass(name, flags, bases=(FairseqDataclass,), namespace=namespace)
 
 
+# the fields of fairseq's configs that are dataclasses again
+NESTED_FIELDS = ("encoder", "decoder", "quant_noise")
+
+
 def flatten(nested: type, prefix: str = "") -> list[Flag]:
     """Returns the fields of fairseq's nested config as flags: ``encoder.embed_dim`` becomes ``encoder_embed_dim``.
 
-    The config is flat because the command line and Hydra can both fill a flat config without losing a key, and because
-    it leaves only plain values in a checkpoint.
+    The config is flat because both the command line and Hydra can set every value of a flat config, while they would
+    lose some values of a nested one. A flat config also leaves only plain values in a checkpoint.
 
     Args:
         nested: a dataclass of fairseq, some of whose fields are dataclasses again.
@@ -96,9 +100,10 @@ def flatten(nested: type, prefix: str = "") -> list[Flag]:
     """
     flags: list[Flag] = []
     for config_field in dataclasses.fields(nested):
-        if config_field.name == "_name":
+        if config_field.name == "_name":  # Hydra's name of the config, which is no flag
             continue
-        if config_field.name in ("encoder", "decoder", "quant_noise"):
+        if config_field.name in NESTED_FIELDS:
+            # These dataclasses have no dataclasses in them, so `prefix` is empty here and the new one replaces it.
             flags += flatten(nested_class(config_field), prefix=f"{config_field.name}_")
         else:
             flags.append(flatten_field(config_field, prefix))
@@ -149,11 +154,14 @@ def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> argparse.Namespace
     if OmegaConf.is_config(cfg):
         settings: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
         with_defaults = vars(config.from_namespace(argparse.Namespace(**settings)))
-        # `from_namespace` leaves out the settings that are no flag of the model. Here they are kept.
+        # A DictConfig may also have settings that are no flag of the model, and `from_namespace` leaves them out. They
+        # are put back here.
         args = argparse.Namespace(**{**with_defaults, **settings})
     else:
+        # `from_namespace` returns a dataclass as it is. For a Namespace, it returns the flags of the model.
         args = argparse.Namespace(**vars(config.from_namespace(cfg)))
     for name, value in vars(args).items():
+        # An interpolation refers to another setting of the model, which `plain_value` looks up in `args`.
         setattr(args, name, plain_value(args, value))
     return args
 
@@ -211,7 +219,7 @@ def check_at_least(args: argparse.Namespace, name: str, smallest: int) -> None:
 
 
 def check_attention(args: argparse.Namespace, stack: str) -> None:
-    """Checks the flags of the self-attention of a stack that fairseq's models have too.
+    """Checks the flags of a stack's self-attention that fairseq's own models have as well, such as the head count.
 
     Args:
         args: the flags of the model.

@@ -33,13 +33,15 @@ def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") 
         SynthesizerError: A function is unknown or named twice, or the numbers do not add up to `num_heads`.
     """
     functions_of_groups = []
-    sizes_of_groups = []
+    size_texts = []  # what follows the colon of each group; empty without a colon
     for group in spec.split("/"):
-        functions, _, size = group.partition(":")
+        functions, _, size_text = group.partition(":")
         functions_of_groups.append(parse_spec(functions, flag))
-        sizes_of_groups.append(size.strip())
-    if ":" in spec:
-        numbers = parse_sizes(sizes_of_groups, num_heads, source=f"{flag} {spec!r}")
+        size_texts.append(size_text.strip())
+    # The numbers of heads are given either for all groups, which `parse_sizes` checks, or for none.
+    has_sizes = ":" in spec
+    if has_sizes:
+        numbers = parse_sizes(size_texts, num_heads, source=f"{flag} {spec!r}")
     else:
         numbers = share_heads(len(functions_of_groups), num_heads, source=f"{flag} {spec!r}")
     return tuple(HeadGroup(number, functions) for number, functions in zip(numbers, functions_of_groups))
@@ -142,7 +144,7 @@ class HeadGroups(LayerSynthesizer):
                 group_k = inputs.k.narrow(dim=1, start=first_query_head, length=num_heads)
                 first_query_head += num_heads
             group_inputs = Inputs(group_x, group_q, group_k, inputs.start, inputs.src_len)
-            logits_of_groups += mixture(group_inputs)
+            logits_of_groups.extend(mixture(group_inputs))  # a mixture returns a list of one element
             first_head += num_heads
         return logits_of_groups
 

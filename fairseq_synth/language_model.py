@@ -16,7 +16,8 @@ from .layers import SynthesizerDecoder
 from .lengths import Limit, announce_limit, check_fusion, check_min_len, check_rows
 from .model import SynthesizerModel
 
-# The largest number of positions of a model that encodes positions by sinusoids.
+# The number of positions of a model that encodes positions by sinusoids. They exist for every position, so that this is
+# just more than any row has.
 SINUSOIDS = 100_000
 
 
@@ -45,15 +46,19 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
         """Returns a new model with the settings in a config; see `SynthesizerModel`."""
         args = cls.read_config(cfg, task)
+        # This replaces the text of ``decoder_synthesizer`` by a list with the heads of each layer, for `stack_limit`.
         check_and_parse_flags(args, *cls.stacks)
         check_embeddings(args)
         limit = stack_limit(args, args.decoder_synthesizer)
         if args.tokens_per_sample is not None:
             check_rows("--tokens-per-sample", args.tokens_per_sample, limit, bool(args.add_bos_token))
+        # This must come before ``max_target_positions`` gets a default, because only a user's value is a limit.
         takes_longer_rows = not has_limited_positions(args, limit)
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
-        if args.decoder_layers_to_keep:  # as in fairseq's build_model, which this method replaces
+        # This must come after `check_and_parse_flags`, which needs the number of all layers. fairseq's own build_model
+        # also sets the number of layers.
+        if args.decoder_layers_to_keep:
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         config = TransformerConfig.from_namespace(args)
         embed_tokens: Any = build_embedding(args, task.source_dictionary)
@@ -76,12 +81,13 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
                 it cannot read the longest sentence that the search may write.
         """
         super().prepare_for_inference_(cfg)
-        # an evaluation may add the token although the training did not
+        # An evaluation may have --add-bos-token, which puts a token before each row, although the training did not.
         self.add_bos_token = self.add_bos_token or bool(getattr(cfg.task, "add_bos_token", False))
         if self.takes_longer_rows:
             self.decoder.max_target_positions = SINUSOIDS
         generation = getattr(cfg, "generation", None)
         check_min_len(generation, self.decoder)
+        # This only checks something if the flags of the generation have --lm-path, which then names this model.
         check_fusion(generation, self.decoder.max_length)
 
     def max_positions(self) -> int:

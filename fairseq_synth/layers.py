@@ -184,8 +184,8 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
     ) -> dict[str, list[Tensor]]:
         """Encodes sentences; arguments and result are those of fairseq's encoder.
 
-        While the layers compute, all padding is behind the sentences. In the result, each token is in the column that
-        it has in `src_tokens`.
+        While the layers compute, all padding is after the tokens of its sentence. In the result, each token is in the
+        column that it has in `src_tokens`.
 
         Args:
             src_tokens: (B, T), padded on either side.
@@ -240,8 +240,9 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)
         name_dropout(self, "TransformerDecoder")
         self.set_limit(stack_limit(cfg, cfg.decoder_synthesizer))
-        # All layers read the table of the first one, which says where the keys and values of a hypothesis are. This is
-        # not `for layer in self.layers`, which leaves layers out at random with --decoder-layerdrop.
+        # In decoding, all layers read the block table of the first layer, which says where the keys and values of each
+        # hypothesis are. (For the first layer itself, this changes nothing.) This is not `for layer in self.layers`,
+        # which leaves layers out at random with --decoder-layerdrop.
         for i in range(len(self.layers)):
             self.layers[i].self_attn.share_table(self.layers[0].self_attn)
 
@@ -264,8 +265,8 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
         """Computes the features of the target tokens; arguments and result are those of fairseq's decoder.
 
-        While the layers compute, all padding is behind the sentences. In the result, each token is in the column that
-        it has in `prev_output_tokens`.
+        While the layers compute, all padding is after the tokens of its sentence. In the result, each token is in the
+        column that it has in `prev_output_tokens`.
 
         Args:
             prev_output_tokens: (B, T), padded on either side; in incremental decoding all tokens so far.

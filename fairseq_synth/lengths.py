@@ -90,6 +90,7 @@ def length_hint(text: str) -> str:
     """Returns what to add to a message of fairseq about a sentence that is too long.
 
     This is a hint for each limit in the message that is the ``--synth-max-length`` of some model, or an empty text.
+    `announce_limit` has put the limits of all models of this process into `known_limits`.
 
     Args:
         text: the message, with a limit such as ``max_positions=24`` or ``max_positions=(24, 1024)``.
@@ -106,7 +107,9 @@ def length_hint(text: str) -> str:
 
 
 def explain_empty_dataset(text: str) -> str:
-    """Returns the line about a data set that is empty, with the limits that may have caused sentences to be skipped.
+    """Returns the error line for a data set that is empty, with the limits by which sentences may have been skipped.
+
+    `announce_limit` has put the limits of all models of this process into `known_limits`.
 
     Args:
         text: fairseq's message.
@@ -171,10 +174,10 @@ def check_fusion(generation: Any, max_length: int | None) -> None:
     """
     if not getattr(generation, "lm_path", None) or max_length is None:
         return
-    # The language model reads the end of sentence first, and then the output, which --max-len-b limits only if
-    # --max-len-a and --match-source-len do not make it depend on the source.
+    # With --match-source-len or --max-len-a, the length of the output depends on the source and has no fixed limit.
+    # Otherwise the output has at most --max-len-b tokens. The language model reads the end of sentence before them.
     depends_on_source = generation.match_source_len or generation.max_len_a
-    if depends_on_source or generation.max_len_b >= max_length:
+    if depends_on_source or generation.max_len_b + 1 > max_length:
         raise SynthesizerError(
             f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "
             f"--max-len-a 0 and at most --max-len-b {max_length - 1}, without --match-source-len"

@@ -45,11 +45,14 @@ class LinearWeights(NamedTuple):
 
 
 def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
-    """Returns weight and bias of a linear layer if calling the layer is no more than ``F.linear`` with them."""
+    """Returns weight and bias of a linear layer if calling the layer is no more than ``F.linear`` with them.
+
+    Returns None if the layer has hooks, is quantized, has no bias, or is sharded, so that it has to be called itself.
+    """
     if not is_plain_linear(layer):
         return None
-    # The dictionary is read because attributes of a module take Python several times as long. In sharded layers the
-    # weights are attributes alone.
+    # For speed: reading the attributes `layer.weight` and `layer.bias` takes Python several times as long. In a sharded
+    # layer, the weights are only attributes and not in this dictionary.
     parameters: dict[str, Any] = layer._parameters
     weight = parameters.get("weight")
     bias = parameters.get("bias")

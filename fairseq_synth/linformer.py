@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.fairseq_dropout import FairseqDropout
@@ -119,7 +118,7 @@ class LinformerAttention(nn.Module):
         projected_v = torch.matmul(self.F[:, :, :length], self.split_heads(v))  # (B, H, k, d)
         has_dropout = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if has_dropout else 0.0
-        out = F.scaled_dot_product_attention(q, projected_k, projected_v, dropout_p=dropout)  # (B, H, T, d)
+        out = nn.functional.scaled_dot_product_attention(q, projected_k, projected_v, dropout_p=dropout)  # (B, H, T, d)
         out = out.permute(2, 0, 1, 3).reshape(length, bsz, width)
         return self.out_proj(out), None
 

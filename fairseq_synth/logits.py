@@ -189,8 +189,8 @@ class Logits:
                 queries.append(query)
                 keys.append(key)
         if not queries:
-            return NormalForm(left=left, right=right, bias=bias)
-        return NormalForm(join_features(queries), join_features(keys), left, right, bias)
+            return NormalForm(query=None, key=None, left=left, right=right, bias=bias)
+        return NormalForm(query=join_features(queries), key=join_features(keys), left=left, right=right, bias=bias)
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
@@ -290,10 +290,11 @@ def toeplitz(values: Tensor, src_len: int) -> Tensor:
     """
     # Each row consists of S neighbouring values. The last row begins with the first value, the row above it with the
     # second value, and so on.
-    rows = values.squeeze(2).unfold(2, src_len, 1)
-    if rows.size(2) == 1:
-        return rows
-    return rows.flip(2)
+    rows_from_last_to_first = values.squeeze(2).unfold(2, src_len, 1)  # (1, H, T, S), a view
+    tgt_len = rows_from_last_to_first.size(2)
+    if tgt_len == 1:
+        return rows_from_last_to_first
+    return rows_from_last_to_first.flip(2)
 
 
 def inner_product(query: Tensor, key: Tensor) -> Tensor:
@@ -328,16 +329,18 @@ def join_features(factors: list[Tensor], bsz: int = 1, num_heads: int = 1) -> Te
 
     Args:
         factors: Tensors (B or 1, H or 1, T, r), where r may differ.
-        bsz: B, or 1 to take the largest number of sentences among the factors.
-        num_heads: H, or 1 to take the largest number of heads among the factors.
+        bsz: B, or 1 to take the number of sentences of the first factor that has more than one.
+        num_heads: H, or 1 to take the number of heads of the first factor that has more than one.
     """
+    joined_bsz = bsz
+    joined_heads = num_heads
     for factor in factors:
         # A factor has B sentences or 1, so the first number other than 1 is B. The same holds for heads.
-        if bsz == 1:
-            bsz = factor.size(0)
-        if num_heads == 1:
-            num_heads = factor.size(1)
-    expanded = [expand_batch(factor, bsz, num_heads) for factor in factors]
+        if joined_bsz == 1:
+            joined_bsz = factor.size(0)
+        if joined_heads == 1:
+            joined_heads = factor.size(1)
+    expanded = [expand_batch(factor, joined_bsz, joined_heads) for factor in factors]
     if len(expanded) == 1:
         return expanded[0]
     return torch.cat(expanded, dim=-1)

@@ -43,18 +43,19 @@ def to_boolean_or_float(attn_mask: Tensor | None) -> Tensor | None:
 def without_hidden_padding(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
     """Returns the padding mask that a call still needs: none under the `causal_mask`.
 
-    Under that mask, a token sees only tokens before it, and all padding is behind them.
+    Under the `causal_mask`, all padding must be after the tokens of its sentence. A token sees only the tokens before
+    it, so that the padding is hidden from it anyway.
 
     Args:
         key_padding_mask: (B, T), true at padding, or None.
         attn_mask: Any ``attn_mask``, or None.
 
     Raises:
-        ValueError: There is padding elsewhere under the `causal_mask`. This is only checked on a CPU.
+        ValueError: There is padding before a token under the `causal_mask`. This is only checked on a CPU.
     """
     if key_padding_mask is None or not is_causal(attn_mask):
         return key_padding_mask
-    if on_cpu(key_padding_mask) and aligned_columns(key_padding_mask) is not None:
+    if on_cpu(key_padding_mask) and has_padding_before_tokens(key_padding_mask):
         raise ValueError("key_padding_mask: causal_mask is for sentences with all padding behind them")
     return None
 
@@ -156,31 +157,43 @@ def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
 
 
 def aligned_columns(padding_mask: Tensor) -> Tensor | None:
-    """Returns the column to which each token moves so that all padding is behind its sentence, (B, T).
+    """Returns the column to which each token moves so that all padding is after its sentence, (B, T).
 
-    Tokens keep their order, and so does padding. On a CPU, the result is None if nothing has to move. On a GPU this is
-    not checked, because the CPU would have to wait for the answer.
+    Tokens keep their order, and so does padding. For example, a row of the mask with padding in the columns 0 and 3, 1
+    0 0 1, gives the columns 2 0 1 3. On a CPU, the result is None if nothing has to move. On a GPU this is not checked,
+    because the CPU would have to wait for the answer.
 
     Args:
         padding_mask: (B, T), true at padding, which may be anywhere.
     """
-    if on_cpu(padding_mask):
-        is_padding_before_token = padding_mask[:, :-1] & ~padding_mask[:, 1:]
-        if not bool(is_padding_before_token.any()):
-            return None
+    if on_cpu(padding_mask) and not has_padding_before_tokens(padding_mask):
+        return None
     is_token = (~padding_mask).long()
     num_tokens = is_token.sum(dim=1, keepdim=True)
+    # The cumulative sums number the tokens of a sentence, and its padding, from 1. Padding begins after the last token.
     columns_of_tokens = is_token.cumsum(dim=1) - 1
     columns_of_padding = num_tokens + (1 - is_token).cumsum(dim=1) - 1
     return torch.where(padding_mask, columns_of_padding, columns_of_tokens)
 
 
+def has_padding_before_tokens(padding_mask: Tensor) -> bool:
+    """Returns whether a sentence has padding before one of its tokens.
+
+    This reads the values of the mask, so it is for the CPU only.
+
+    Args:
+        padding_mask: (B, T), true at padding, of a boolean type.
+    """
+    is_padding_before_token = padding_mask[:, :-1] & ~padding_mask[:, 1:]
+    return bool(is_padding_before_token.any())
+
+
 def align(x: Tensor, columns: Tensor | None) -> Tensor:
-    """Returns a batch with each token moved to its new column, so that all padding is behind the sentences.
+    """Returns a batch with each token moved to its new column, so that all padding is after the sentences.
 
     Args:
         x: (B, T) or (B, T, C).
-        columns: The new column of each token, as `aligned_columns` returns it. With None, nothing moves.
+        columns: The new column of each token, (B, T), as `aligned_columns` returns it. With None, nothing moves.
     """
     if columns is None:
         return x
@@ -188,6 +201,7 @@ def align(x: Tensor, columns: Tensor | None) -> Tensor:
         index = columns
     else:
         index = columns.unsqueeze(-1).expand_as(x)
+    # Each row of `columns` has every column once, so that all elements of the new tensor are written.
     return torch.empty_like(x).scatter(1, index, x)
 
 
@@ -196,7 +210,7 @@ def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Ten
 
     Args:
         x: (T, B, C), or (B, T, C) if `batch_first`.
-        columns: The argument of `align`. With None, nothing moves.
+        columns: The argument of `align`, (B, T): where each token has been moved to. With None, nothing moves.
         batch_first: The layout of `x`.
     """
     if columns is None:

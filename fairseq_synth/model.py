@@ -143,9 +143,10 @@ class SynthesizerModel:
 
         A task that no kind of model lists in its `tasks`, such as a user's own task, is assumed to need this kind.
         """
-        # This task is a subclass of the translation task, but no Synthesizer fits it.
+        # This task is a subclass of the translation task, but no Synthesizer fits it. So it comes first.
         if isinstance(task, TranslationLevenshteinTask):
             return "non-autoregressive model"
+        # Several kinds of model may fit a task, so this kind comes before the others.
         if isinstance(task, cls.tasks):
             return cls.kind
         for model in model_classes():
@@ -227,7 +228,7 @@ def check_model(model: str, checkpoints: str) -> None:
 
     Args:
         model: the folder of the model, an archive of the folder, or a URL, which is not checked.
-        checkpoints: the names of the checkpoints in the folder, joined by ":".
+        checkpoints: the names of the checkpoints in the folder, joined by `os.pathsep`, which is ":" on Linux.
 
     Raises:
         SynthesizerError: one does not exist.

@@ -70,6 +70,9 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     The distance from row i to column j is ``j - i``. The result begins with the distance from the last row to the first
     column, and ends with the distance from the first row to the last column.
 
+    The parameter is cut where it has more distances than needed, and its first and last value are repeated where it has
+    fewer. This is not an index with a clamped range of distances, so that the result is a view if nothing is repeated.
+
     Args:
         parameter: (H, 2 m + 1), a value for each distance from -m to m. Distances below -m have the value of -m, and
             distances above m have the value of m.
@@ -82,15 +85,18 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     first_row = inputs.start
     last_row = inputs.start + inputs.x.size(0) - 1
     last_column = inputs.src_len - 1
+    # The distances from `first_needed` to `last_needed` occur in the call. The first is 0 or less, and the last is 0 or
+    # more, because the columns of a call begin at position 0 and include the positions of its rows.
     first_needed = 0 - last_row
     last_needed = last_column - first_row
+    # The parameter has values of its own for the distances from `first_known` to `last_known` among them.
     first_known = max(first_needed, -largest_distance)
     last_known = min(last_needed, largest_distance)
-    # The distance -m is at index 0.
-    values = parameter.narrow(1, first_known + largest_distance, last_known - first_known + 1)
+    index_of_first_known = first_known + largest_distance  # the distance -m is at index 0
+    values = parameter.narrow(dim=1, start=index_of_first_known, length=last_known - first_known + 1)
     if first_needed < first_known or last_needed > last_known:
-        before = parameter[:, :1].expand(-1, first_known - first_needed)
-        after = parameter[:, -1:].expand(-1, last_needed - last_known)
+        before = parameter[:, :1].expand(-1, first_known - first_needed)  # the value of -m for each distance below -m
+        after = parameter[:, -1:].expand(-1, last_needed - last_known)  # the value of m for each distance above m
         values = torch.cat([before, values, after], dim=1)
     return values[None, :, None]
 

@@ -246,6 +246,7 @@ def factorize(length: int) -> tuple[int, int]:
     for a in range(math.isqrt(length), 1, -1):
         if length % a == 0:
             return a, length // a
+    # The number after a prime above 3 is even, and so a product. The numbers up to 3 have 4 as the next product.
     raise SynthesizerError(
         f"--synth-max-length {length}: factorized_dense needs a product a*b with a, b > 1; "
         f"take {max(4, length + 1)}, for example"
@@ -405,7 +406,7 @@ class Mixture(LayerSynthesizer):
         They have the terms of all functions, each with the function's weight.
 
         Raises:
-            ValueError: The sentences have more than l tokens, and longer sentences are to be refused.
+            ValueError: The sentences have more tokens than `limit`, which is None if sentences may have any length.
         """
         if self.limit is not None and inputs.src_len > self.limit:
             raise ValueError(f"a sentence of {inputs.src_len} tokens is longer than max_length {self.limit}")
@@ -416,7 +417,8 @@ class Mixture(LayerSynthesizer):
             for function in functions:
                 logits.add_terms(function(inputs))
         else:
-            weight_of_each_function = weights.view(len(functions), 1, -1, 1, 1).unbind()  # (1, H, 1, 1) each
+            # (M, H) -> M tensors of (1, H, 1, 1), the four dimensions of a term
+            weight_of_each_function = weights.view(len(functions), 1, -1, 1, 1).unbind()
             for function, weight in zip(functions, weight_of_each_function):
                 logits.add_terms(function(inputs), weight)
         return [logits]

@@ -53,12 +53,14 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
                 "--tie-adaptive-weights shares weights with --adaptive-input, which only language models have: leave "
                 "it out"
             )
+        # This replaces the text of both flags by a list with the heads of each layer.
         check_and_parse_flags(args, *cls.stacks)
-        layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]  # Both are lists of layers now.
-        limit = stack_limit(args, layers)
+        heads_of_layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]
+        length_limit = stack_limit(args, heads_of_layers)  # of a sentence; None if there is no limit
         model = super().build_model(TransformerConfig.from_namespace(args), task)
-        announce_limit(task, limit)
-        if limit:
+        announce_limit(task, length_limit)
+        if length_limit:
+            # The task shortens sources that are too long, if the user has asked for that (`--truncate-source`).
             cut_sources(task, model.encoder.max_positions())
         return model
 
@@ -94,8 +96,9 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def max_positions(self) -> tuple[int, float]:
         """Returns the longest source and the longest target that the model takes, in tokens.
 
-        A reference that is not read may have any length. With ``--match-source-len``, a translation may be one token
-        longer than the longest source of its batch, so that sources have to be shorter.
+        A reference that is not read may have any length. With ``--match-source-len``, the search may write translations
+        that are one token longer than the longest source of their batch. If the decoder's functions limit its length,
+        sources therefore have to be one token shorter than that.
         """
         source, target = super().max_positions()
         if self.matches_sources and self.decoder.max_length is not None:

@@ -104,7 +104,9 @@ def fill_in(page: str, text: str) -> str:
         """Returns the two comments around a figure with the current value between them."""
         return match["start"] + compute(page, match["words"]) + match["end"]
 
+    # FIGURE has the groups `start` and `end`, the two comments, and `words`, the words of the first one.
     filled, number_of_figures = FIGURE.subn(compute_match, text)
+    # It does not match a comment that is not closed on its line, so that the numbers differ.
     if number_of_figures != text.count("<!-- figure: "):
         raise UserError(f"{page}: not every '<!-- figure: NAME -->' has its '<!-- end -->' on the same line")
     return filled
@@ -137,7 +139,8 @@ def compute(page: str, words: str) -> str:
 def speed_up(benchmark: str, model: str, *more_models: str) -> str:
     """Returns how many times as fast as fairseq's Transformer a model is, or the range over several models.
 
-    In a page: ``speed-up BENCHMARK MODEL …``, where a GROUP may stand for models.
+    A page takes this figure by a comment with the words ``speed-up BENCHMARK MODEL …``, where a GROUP may stand for
+    models.
 
     Args:
         benchmark: a key of `BENCHMARKS`.
@@ -145,8 +148,8 @@ def speed_up(benchmark: str, model: str, *more_models: str) -> str:
         more_models: further models and groups.
     """
     ratios: list[float] = []
-    for source in BENCHMARKS[benchmark]:
-        ratio_by_model = {name: measured.ratio for name, measured in load_speed_ups(source).items()}
+    for part_of_benchmark in BENCHMARKS[benchmark]:
+        ratio_by_model = {name: measured.ratio for name, measured in load_speed_ups(part_of_benchmark).items()}
         for model_or_group in (model, *more_models):
             if model_or_group in GROUPS:
                 ratios += select_ratios_of_group(ratio_by_model, model_or_group)
@@ -290,17 +293,25 @@ def enumerate_models(models: Sequence[str]) -> str:
 # ---- trainings on Multi30k En-Fr that were continued
 
 
-def load_continued_leads(updates: str, metric: str, model: str) -> list[float]:
-    """Returns for each seed by how much a model is better than its Transformer after 7000, 14000 or 28000 updates.
+def load_continued_leads(updates: int, metric: str, model: str) -> list[float]:
+    """Returns for each seed by how much a model is better than the Transformer of this seed after some updates.
 
-    Only the seeds count that were trained for 28000 updates, so that the leads after different numbers of updates can
-    be compared.
+    The trainings of 7000 updates were continued to 14000 and then to 28000, but not with all seeds. Only the seeds
+    count that were trained for 28000 updates, so that the leads after different numbers of updates can be compared.
+
+    Args:
+        updates: 7000, 14000 or 28000.
+        metric: the metric.
+        model: the model.
     """
     table = TABLES["multi30k_28k"]
-    stages = list_stages(table, get_column(table, "en-fr"))
-    stage_number = [stage.updates for stage in stages].index(int(updates))
+    stages = list_stages(table, get_column(table, "en-fr"))  # the trainings to 7000, to 14000 and to 28000 updates
+    updates_of_stages = [stage.updates for stage in stages]
+    stage_number = updates_of_stages.index(updates)
+    # This leaves out the seeds that did not go through all stages.
+    trainings_by_model = load_continued_trainings(stages)
     runs_by_model: RunsByModel = {}
-    for name, trainings in load_continued_trainings(stages).items():
+    for name, trainings in trainings_by_model.items():
         runs_by_model[name] = [training.records[stage_number] for training in trainings]
     pairs = pair_with_baseline(runs_by_model, table.baseline)[model]
     differences = [pair.difference(metric) for pair in pairs]
@@ -314,13 +325,13 @@ def lead_after(updates: str, metric: str, model: str) -> str:
 
     In a page: ``lead-after UPDATES METRIC MODEL``. The updates are 7000, 14000 or 28000.
     """
-    mean_lead = statistics.mean(load_continued_leads(updates, metric, model))
+    mean_lead = statistics.mean(load_continued_leads(int(updates), metric, model))
     return f"{mean_lead:.{DIGITS[metric]}f}"
 
 
 def pairs_after(updates: str, model: str) -> str:
     """Returns over how many seeds `lead_after` takes the mean. In a page: ``pairs-after UPDATES MODEL``."""
-    leads_of_seeds = load_continued_leads(updates, "bleu", model)
+    leads_of_seeds = load_continued_leads(int(updates), "bleu", model)
     return str(len(leads_of_seeds))
 
 
@@ -339,9 +350,13 @@ def conversion_cost(conversion: str, updates: str, metric: str) -> str:
     """
     table = TABLES["multi30k_cpu"]
     runs_by_conversion = load_runs_by_updates(table.name)[int(updates)]
-    # As in docs/convert.md, the intervals of all conversions hold together.
-    differences = compute_differences(table, runs_by_conversion, metric)
-    costs = differences if is_lower_better(table, metric) else negate(differences)
+    # The intervals are simultaneous, as in docs/convert.md: they get wider with the number of conversions that are
+    # compared. So the intervals of all conversions are computed, though only one is returned.
+    differences = compute_differences(table, runs_by_conversion, metric)  # converted model minus Transformer
+    if is_lower_better(table, metric):
+        costs = differences
+    else:
+        costs = negate(differences)
     return format_difference(costs[conversion], metric)
 
 

@@ -146,9 +146,9 @@ def results_table(name: str, dataset: str = "") -> str:
     models_run = [run["model"] for run in runs]
     models = distinct([*table.models(), *models_run])
     models_shown = [model for model in models if model in table.published() or model in models_run]
-    nobody_has_run_it = f"Nobody has run {reproduce_command(table)} yet.\n"
+    no_run_note = f"Nobody has run {reproduce_command(table)} yet.\n"
     if not models_shown:
-        return nobody_has_run_it
+        return no_run_note
     model_columns = list_columns(table, columns, runs, models, name_dataset=not dataset)
     paragraphs = [model_table(model_columns, models_shown)]
     dagger = explain_dagger(models_shown)
@@ -157,7 +157,7 @@ def results_table(name: str, dataset: str = "") -> str:
     if runs:
         paragraphs.append(results_note(table, runs, list_shown_metrics(table)))
     else:
-        paragraphs.append(nobody_has_run_it)
+        paragraphs.append(no_run_note)
     return "\n".join(paragraphs)
 
 
@@ -214,7 +214,7 @@ def our_columns(table: Table, column: Column, runs_by_model: RunsByModel, name_d
     if table.task == "translation":
         dataset = f"{column.heading}, " if name_dataset else ""
         return our_translation_columns(table, runs_by_model, dataset)
-    return our_columns_of_other_task(table, column, runs_by_model)
+    return our_score_and_difference_columns(table, column, runs_by_model)
 
 
 def our_translation_columns(table: Table, runs_by_model: RunsByModel, dataset: str) -> list[ModelColumn]:
@@ -230,16 +230,21 @@ def our_translation_columns(table: Table, runs_by_model: RunsByModel, dataset: s
     return columns
 
 
-def our_columns_of_other_task(table: Table, column: Column, runs_by_model: RunsByModel) -> list[ModelColumn]:
-    """Returns one column with the scores in all metrics, and one with the differences in the main metric."""
-    metric_headings = shown_metrics(table, column)
+def our_score_and_difference_columns(table: Table, column: Column, runs_by_model: RunsByModel) -> list[ModelColumn]:
+    """Returns one column with the scores in all metrics, and one with the differences in the main metric.
+
+    This is for all tasks but translation, which has a pair of columns for each metric. For example, the columns of a
+    data set with two metrics are headed "MRPC (F1/accuracy), here" and "minus the Transformer, F1".
+    """
+    headings_by_metric = shown_metrics(table, column)
+    metrics = list(headings_by_metric)
     main = main_metric(table, column)
+    score_heading = column_heading(table, column) + here(table)
     difference_heading = minus_baseline(table)
-    if len(metric_headings) > 1:
-        difference_heading += f", {metric_headings[main]}"
-    score_heading = f"{column_heading(table, column)}{here(table)}"
+    if len(metrics) > 1:
+        difference_heading += f", {headings_by_metric[main]}"
     return [
-        score_column(table, runs_by_model, list(metric_headings), score_heading),
+        score_column(table, runs_by_model, metrics, score_heading),
         *difference_columns(table, runs_by_model, main, difference_heading),
     ]
 

@@ -1,6 +1,6 @@
 """The pictures that compare all functions: S of each function, quality and speed, speeds and memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +84,9 @@ def compute_logits(name: str) -> list[list[float]]:
     function = function.double()
     with torch.no_grad():
         (logits,) = function(make_inputs())
-    matrix = logits.total(length).expand(1, 1, length, length)[0, 0]  # of the only sentence and head
+    # A function whose logits are the same for all sentences, heads or rows may return 1 in place of their number.
+    all_logits = logits.total(length).expand(1, 1, length, length)  # (1 sentence, 1 head, length, length)
+    matrix = all_logits[0, 0]
     return [[round(value, 3) for value in row] for row in matrix.tolist()]
 
 
@@ -149,6 +151,10 @@ SPEED_PANELS = (
 # The style of the dots of a panel's first and second metric.
 FILLED_DOT = {"color": "C0", "markerfacecolor": "C0"}
 HOLLOW_DOT = {"color": "C1", "markerfacecolor": "white"}
+# The axis of the panels of speed-ups, which has room for all of them, and the color of their dots.
+SPEED_LIMITS = (0.52, 1.6)
+SPEED_TICKS = (0.6, 0.8, 1, 1.3)
+SPEED_COLOR = "C2"
 
 DifferencesByMetric = Mapping[str, Mapping[str, Difference]]  # {metric: {model: its difference to the Transformer}}
 
@@ -161,14 +167,13 @@ def draw_choice() -> list[Picture]:
     """
     differences_by_panel = {panel: load_differences(panel) for panel in QUALITY_PANELS}
     speed_ups_by_panel = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
-    measured_models: list[str] = []
-    for differences in differences_by_panel.values():
-        for differences_by_model in differences.values():
-            measured_models += differences_by_model
-    if not measured_models:
+    models_with_quality = list_models_with_quality(differences_by_panel.values())
+    if not models_with_quality:
         return []
+    models_with_speed: set[str] = set()
     for speed_ups in speed_ups_by_panel.values():
-        measured_models += speed_ups
+        models_with_speed.update(speed_ups.keys())
+    measured_models = models_with_quality | models_with_speed
     models = [model for model in SYNTHESIZERS if model in measured_models and model != "vanilla"]
     panels = []
     for quality_panel, differences in differences_by_panel.items():
@@ -188,6 +193,15 @@ def draw_choice() -> list[Picture]:
             ),
         )
     ]
+
+
+def list_models_with_quality(differences_of_panels: Iterable[DifferencesByMetric]) -> set[str]:
+    """Returns the names of the models that have a difference to the Transformer in any panel and metric."""
+    names: set[str] = set()
+    for differences_by_metric in differences_of_panels:
+        for difference_by_model in differences_by_metric.values():
+            names.update(difference_by_model.keys())
+    return names
 
 
 def load_differences(panel: QualityPanel) -> DifferencesByMetric:
@@ -224,9 +238,10 @@ def draw_quality(panel: QualityPanel, differences: DifferencesByMetric, models: 
         draw_metric(axes, differences[panel.metrics[0]], models, heights_of_lines, FILLED_DOT)
     else:
         first_metric, second_metric = panel.metrics
-        # Lines are 1 apart, and the dots of two metrics are 0.36 apart, around the middle of the line.
+        # The lines of models are 1 apart, and the dots of two metrics are 0.36 apart, around the middle of a line. The
+        # y axis points down, so the dots with the smaller numbers are above the line.
         above_lines = [height - 0.18 for height in heights_of_lines]
-        below_lines = [height + 0.36 for height in above_lines]
+        below_lines = [height + 0.36 for height in above_lines]  # 0.18 below the line
         draw_metric(axes, differences[first_metric], models, above_lines, FILLED_DOT)
         draw_metric(axes, differences[second_metric], models, below_lines, HOLLOW_DOT)
     is_lower_better = TASKS[TABLES[panel.table].task].best is min
@@ -255,6 +270,7 @@ def draw_metric(
     """
     for model, height in zip(models, heights):
         if model in differences:
+            # Rounded, so that a picture stays the same if the last bits of a mean differ from computer to computer.
             mean = round(differences[model].mean, 3)
             half_width = round(differences[model].half_width, 3)
             axes.errorbar([mean], [height], xerr=[half_width], fmt="o", ms=4, elinewidth=1, **dot)
@@ -270,8 +286,8 @@ def draw_speed(panel: SpeedPanel, speed_ups: Mapping[str, SpeedUp], models: Sequ
         if model in speed_ups:
             ratio = round(speed_ups[model].ratio, 3)
             bar = get_distances_to_rounds(speed_ups[model])
-            axes.errorbar([ratio], [line_number], xerr=bar, fmt="s", ms=4, elinewidth=1, color="C2")
-    use_logarithmic_x_axis(axes, limits=(0.52, 1.6), ticks=(0.6, 0.8, 1, 1.3))
+            axes.errorbar([ratio], [line_number], xerr=bar, fmt="s", ms=4, elinewidth=1, color=SPEED_COLOR)
+    use_logarithmic_x_axis(axes, limits=SPEED_LIMITS, ticks=SPEED_TICKS)
     axes.set_title(panel.title, fontsize=SMALL_FONT)
     axes.set(ylim=get_limits_of_models(len(models)), xlabel="times as fast\n(logarithmic)")
     return axes.panel()
@@ -329,7 +345,7 @@ def draw_speeds() -> list[Picture]:
         return []
     measured_models: list[str] = []
     for speed_ups in speed_ups_by_panel.values():
-        measured_models += speed_ups
+        measured_models.extend(speed_ups.keys())
     models = sort_models(measured_models)
     panels = [draw_bars(bar_panel, speed_ups, models) for bar_panel, speed_ups in speed_ups_by_panel.items()]
     return [

@@ -31,15 +31,31 @@ def check_merges(out: Path, merges: int, sides: Sequence[str]) -> None:
         merges: the value of --merges.
         sides: the endings of the files in the folder `out`/sub, such as ["en", "de"].
     """
-    number_learned = sum(1 for _ in lines(out / "codes")) - 1  # the first line names the version
-    if number_learned < merges:
-        print(f"note: --merges {merges} is more than the text gives; BPE has learned {number_learned:,}")
+    note_missing_merges(out / "codes", merges)
     dictionary = sorted((out / "bin").glob("dict*.txt"))[0]  # both sides have the same dictionary
     counts = read_dictionary(dictionary)
     files = [out / "sub" / f"{split}.{side}" for split in ("valid", "test") for side in sides]
-    share = share_of_unknown(counts, files)
-    suitable_merges = sum(counts.values()) // SUBWORDS_PER_MERGE
-    proposed_merges = max(suitable_merges // 100 * 100, 100)  # in whole hundreds
+    warn_of_unknown_subwords(share_of_unknown(counts, files), merges, training_subwords=sum(counts.values()))
+
+
+def note_missing_merges(codes: Path, merges: int) -> None:
+    """Prints a note if BPE has learned fewer merges than were asked for. `codes`: the file that has a line for each."""
+    number_learned = sum(1 for _ in lines(codes)) - 1  # the first line names the version
+    if number_learned < merges:
+        print(f"note: --merges {merges} is more than the text gives; BPE has learned {number_learned:,}")
+
+
+def warn_of_unknown_subwords(share: float, merges: int, training_subwords: int) -> None:
+    """Prints a warning if many subwords are unknown, and fewer merges would be better.
+
+    Args:
+        share: the share of the subwords in the validation and test sets that are unknown.
+        merges: the value of --merges.
+        training_subwords: the number of subwords in the training text.
+    """
+    suitable_merges = training_subwords // SUBWORDS_PER_MERGE
+    suitable_hundreds = max(suitable_merges // 100, 1)
+    proposed_merges = 100 * suitable_hundreds  # a round number
     if share > MOST_UNKNOWN and proposed_merges < merges:
         cause = f"--merges {merges} is too large for so little training text"
         fix = f"try --merges {proposed_merges} in another folder"
@@ -62,16 +78,17 @@ def share_of_unknown(counts: Mapping[str, int], files: Iterable[Path]) -> float:
 
     Args:
         counts: {subword of the dictionary: how often it occurs in the training text}.
-        files: text in subwords, with "@@" at the end of each subword inside a word.
+        files: text in subwords, with "@@" at the end of each subword inside a word. They are not empty.
     """
-    characters = set("".join(counts))
+    known_characters = set("".join(counts))
     total = 0
     unknown = 0
     for file in files:
         for line in lines(file):
             for subword in line.split():
                 total += 1
-                if subword not in counts and characters.issuperset(subword.removesuffix("@@")):
+                has_known_characters = known_characters.issuperset(subword.removesuffix("@@"))
+                if subword not in counts and has_known_characters:
                     unknown += 1
     return unknown / total
 
@@ -93,7 +110,7 @@ def find_longest(out: Path, splits: Sequence[str], sides: Sequence[str]) -> int:
             lengths = [len(line.split(" ")) + 1 for line in lines(file)]
             longest_of_file = max(lengths)
             longest = max(longest, longest_of_file)
-            # of a training set, fairseq leaves out such lines without an error
+            # In a validation or test set, such a line is an error for fairseq. In a training set, it is left out.
             if split != "train" and longest_of_file > MOST_POSITIONS:
                 line_number = lengths.index(longest_of_file) + 1
                 warn_of_long_line(file, line_number, length=longest_of_file, is_valid=split == "valid")
@@ -201,19 +218,21 @@ def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
     Prints a warning if so much is different that it has an influence on the scores of translations.
     """
     name = "round trip" if side.is_target else f"round trip of {side.language}"
+    compared_lines = comparison.compared
+    changed_lines = comparison.changed
     number_cut = comparison.number_cut
-    if not comparison.compared:
+    if not compared_lines:
         print(f"{name}: nothing is left of it, as all {number_cut:,} lines are cut to {side.max_length} subwords")
         return
     score = comparison.bleu
-    total = len(comparison.compared)
+    total = len(compared_lines)
     cut_lines = f"; {number_cut:,} more are cut to {side.max_length} subwords" if number_cut else ""
     print(f"{name}: BLEU {score:.2f}, {comparison.number_same:,} of {total:,} lines{cut_lines}")
-    if comparison.changed:
-        print_difference(comparison.changed[0])
+    if changed_lines:
+        print_difference(changed_lines[0])
     if score < LEAST_BLEU:
         limit = f"no translation can have more than BLEU {score:.2f}: " if side.is_target else ""
-        print(f"warning: {limit}{explain_changes(side, comparison.changed)}")
+        print(f"warning: {limit}{explain_changes(side, changed_lines)}")
 
 
 def undo_test_set(side: PreparedSide) -> list[Line]:

@@ -75,10 +75,16 @@ def read_examples(
         refuse_unknown_labels(corpus, examples)
     if not examples["train"]:
         print(f"{corpus.name}: no training set; it gets eight tenths of the test set, and the validation set one")
-        nine_tenths, examples["test"] = split_off(examples["test"], share=0.1)
-        examples["train"], examples["valid"] = split_off(nine_tenths, share=1 / 9)
+        # a tenth of all examples for testing, and a ninth of the remaining nine tenths, which is a tenth too
+        test_division = split_off(examples["test"], share=0.1)
+        examples["test"] = test_division.drawn
+        valid_division = split_off(test_division.kept, share=1 / 9)
+        examples["valid"] = valid_division.drawn
+        examples["train"] = valid_division.kept
     if not examples["valid"]:
-        examples["train"], examples["valid"] = split_off(examples["train"], share=0.1)
+        division = split_off(examples["train"], share=0.1)
+        examples["valid"] = division.drawn
+        examples["train"] = division.kept
     for split in SPLITS:
         if not examples[split]:
             raise UserError(f"{corpus.name}: has too few examples; none is left for the {split} set")
@@ -130,7 +136,7 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
     Examples with the same paragraph or group stay together, so that no text is in two sets. The same examples are drawn
     each time. Both lists keep the order of the examples.
     """
-    # the group of each example. An example without a paragraph and a group is a group of its own.
+    # The group of each example. An example without a paragraph and a group is a group of its own, named by its index.
     groups = [example.paragraph or example.group or str(index) for index, example in enumerate(examples)]
     different_groups = list(dict.fromkeys(groups))
     number_drawn = max(1, round(len(different_groups) * share))
@@ -208,6 +214,8 @@ def make_example(corpus: Corpus, where: str, row: Row, history: int | None, defa
     target = one_line(corpus.target.format(**columns))
     if corpus.kind == "labels":
         source = remove_markup(source)
+    # Some readers add two columns to a row: examples with the same `group` are scored together, and examples with the
+    # same text in `held out with` (the paragraph that they are about) stay together when a set is held out.
     return Example(
         source,
         target,
@@ -290,36 +298,61 @@ def remove_markup(text: str) -> str:
 def read_table(corpus: Corpus, path: Path) -> Rows:
     """Yields the rows of a .csv or .tsv file. The corpus IMDb has instead a .txt file for each text, which is one row.
 
-    For texts with labels, a row has two additional columns: `rest` is all cells after the label, and `last` is the last
-    cell.
-
     Raises:
         UserError: a row has too few columns, and the corpus does not allow that (`broken_rows`).
     """
-    if corpus.kind == "labels" and path.suffix == ".txt":
-        label = {"neg": "0", "pos": "1"}[path.parent.name]  # IMDb has a folder for each label
-        yield NumberedRow(1, {"label": label, "last": read_whole(path)})
+    is_single_text = corpus.kind == "labels" and path.suffix == ".txt"
+    if is_single_text:
+        yield read_imdb_text(path)
         return
     columns: Sequence[str] = corpus.columns
-    broken_rows = 0
+    number_of_broken_rows = 0
     for row_index, (number, cells) in enumerate(read_cells(corpus, path)):
         if row_index == 0 and is_heading(corpus, cells):
-            if corpus.kind != "labels":  # the columns of texts with labels have fixed names
-                columns = cells
-        elif len(cells) >= len(columns):
-            row = dict(zip(columns, cells))
-            if corpus.kind == "labels":
-                row["rest"] = " ".join(cells[1:])
-                row["last"] = cells[-1]
-            yield NumberedRow(number, row)
+            columns = choose_columns(corpus, heading=cells)
+            continue
+        if len(cells) >= len(columns):
+            yield NumberedRow(number, name_cells(corpus, columns, cells))
         elif corpus.broken_rows:
-            broken_rows += 1
+            number_of_broken_rows += 1
         else:
             delimiter = "tabs" if has_tabs(corpus, path) else "commas"
             expected = f"{len(columns)} ({', '.join(columns)}), divided by {delimiter}"
             raise UserError(f"{path}: line {number} has {len(cells)} column(s), not {expected}")
-    if broken_rows:
-        print(f"{path}: {broken_rows} row(s) with fewer than {len(columns)} columns are left out")
+    if number_of_broken_rows:
+        print(f"{path}: {number_of_broken_rows} row(s) with fewer than {len(columns)} columns are left out")
+
+
+def read_imdb_text(path: Path) -> NumberedRow:
+    """Returns the text in a file of the corpus IMDb, with its label, as a row.
+
+    The name of the folder is the label: "neg" for a negative review (label 0) or "pos" for a positive one (label 1).
+    """
+    label = {"neg": "0", "pos": "1"}[path.parent.name]
+    return NumberedRow(1, {"label": label, "last": read_whole(path)})
+
+
+def choose_columns(corpus: Corpus, heading: Sequence[str]) -> Sequence[str]:
+    """Returns the names of the columns of a .csv or .tsv file. `heading`: its first row, which has names of columns.
+
+    The columns of texts with labels have fixed names, whatever the heading calls them.
+    """
+    if corpus.kind == "labels":
+        return corpus.columns
+    return heading
+
+
+def name_cells(corpus: Corpus, columns: Sequence[str], cells: Sequence[str]) -> Row:
+    """Returns the cells of a row with the names of their columns: {name of a column: its cell}.
+
+    For texts with labels, there are two additional columns: `rest` is all cells after the label, and `last` is the last
+    cell. Cells without a column are otherwise left out.
+    """
+    row = dict(zip(columns, cells))
+    if corpus.kind == "labels":
+        row["rest"] = " ".join(cells[1:])
+        row["last"] = cells[-1]
+    return row
 
 
 class NumberedCells(NamedTuple):
@@ -383,13 +416,16 @@ def second_file(corpus: Corpus, path: Path) -> Path | None:
     X.source has its targets in X.target. In the corpus WiC, X.data.txt has its labels in X.gold.txt. The files may be
     compressed (.gz).
     """
-    if choose_reader(corpus, path) is not read_two_files:
+    has_two_files = choose_reader(corpus, path) is read_two_files
+    if not has_two_files:
         return None
-    if corpus.columns:
+    is_wic = bool(corpus.columns)  # the only corpus of two files whose source file has several columns
+    if is_wic:
         name = path.name.replace(".data", ".gold")
     else:
         name = path.name.replace(".source", ".target")
-    return at_hand(path.with_name(name.replace(".gz", "")))
+    uncompressed_name = name.replace(".gz", "")  # only one of both files may be compressed
+    return at_hand(path.with_name(uncompressed_name))
 
 
 def read_two_files(corpus: Corpus, path: Path) -> Rows:
@@ -436,16 +472,17 @@ def read_wsc(corpus: Corpus, path: Path) -> Rows:
         yield NumberedRow(number, {**row, "text": mark_spans(text, {"*": noun, "#": pronoun})})
 
 
-def find_words(where: str, text: str, words: str, index: int) -> Span:
-    """Returns the span of some words in a text. If they occur several times, it is the span nearest to a given place.
+def find_words(where: str, text: str, words: str, words_before: int) -> Span:
+    """Returns the span of some words in a text, as indices of characters.
 
-    The nearest span is taken, as the place is not always exact in the corpus WSC.
+    If the words occur several times, it is the span before which there are about `words_before` words. This number is
+    not always exact in the corpus WSC, so that the nearest span is taken.
 
     Args:
         where: names the row of the file in an error.
         text: the text.
         words: the words to find, with spaces between them.
-        index: the place: how many words of the text should be before the span.
+        words_before: how many words of the text should be before the span.
     """
     pattern = r"\s+".join(re.escape(word) for word in words.split())
     whole_words = rf"(?<!\w){pattern}(?!\w)"
@@ -454,9 +491,8 @@ def find_words(where: str, text: str, words: str, index: int) -> Span:
         raise UserError(f'{where}: the text has no "{words}"; remove it')
 
     def distance(span: Span) -> int:
-        """Returns how many words lie between the beginning of a span and word `index`."""
-        words_before = len(text[: span.start].split())
-        return abs(words_before - index)
+        """Returns by how much the number of words before a span differs from the number that should be there."""
+        return abs(len(text[: span.start].split()) - words_before)
 
     return min(spans, key=distance)
 
@@ -577,7 +613,8 @@ def read_persona_chat(corpus: Corpus, path: Path) -> Rows:
         elif "\t" in text:
             utterance, reply = text.split("\t")[:2]
             turns.append(utterance)
-            columns = {"persona": persona, "turns": list(turns), "reply": reply, "group": dialogue}
+            # copies, as both lists may become longer before the row is used
+            columns = {"persona": list(persona), "turns": list(turns), "reply": reply, "group": dialogue}
             yield NumberedRow(number, columns)
             turns.append(reply)
 

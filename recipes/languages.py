@@ -86,7 +86,9 @@ def replacements() -> dict[str, str]:
     The later assignments have precedence over the earlier ones.
     """
     table = {chr(code): "" for code in (*CONTROLS, *NO_WIDTH, *DIRECTIONS, *INVISIBLE)}
-    for code in range(0x80, 0xA0):  # punctuation of Windows-1252 that a program has read as Latin 1
+    # Punctuation of Windows-1252 that a program has read as Latin 1. "ignore" removes the five of these characters that
+    # Windows-1252 does not define.
+    for code in range(0x80, 0xA0):
         table[chr(code)] = bytes([code]).decode("cp1252", "ignore")
     for code in SPACES:
         table[chr(code)] = " "
@@ -179,7 +181,8 @@ def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
     """Returns the name of sacreBLEU's tokeniser for a language.
 
     It is chosen by the code of the language, or else by the script that is part of the code, or else by the script of
-    `text`. If a script has no spaces between words, characters are scored instead of words.
+    `text`. If a script has no spaces between words, characters are scored instead of words. Text in an unknown script
+    has no such spaces if it has too many letters between spaces to be words.
 
     Args:
         language: the code of the language.
@@ -199,7 +202,7 @@ def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
         letter_count += len(letters)
         letters_by_script.update(script_name(letter) for letter in letters)
     tokenizer = _tokenizer_for_scripts(letters_by_script)
-    has_no_spaces = letter_count > LONGEST_WORDS * word_count
+    has_no_spaces = letter_count > LONGEST_WORDS * word_count  # more letters for each word than any language has
     if has_no_spaces and tokenizer == "13a":  # a script that UNSPACED_SCRIPTS does not have
         return "char"
     return tokenizer
@@ -220,7 +223,7 @@ def _tokenizer_for_scripts(letters_by_script: Counter[str]) -> str:
 
 
 def undone(line: str, kind: str, language: str) -> str:
-    """Turns a line of subwords into text, as fairseq-generate does it, and returns the text.
+    """Undoes the preparation of a line: joins its subwords to text, as fairseq-generate does it, and returns the text.
 
     Args:
         line: subwords with spaces between them.

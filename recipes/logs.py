@@ -42,8 +42,9 @@ def read_log(log: str) -> dict[str, Any]:
     validation = read_lines(log, "valid")
     updates = int(max(fields["num_updates"] for fields in training + epochs + validation))
     measured = training or epochs  # a short training has no line of the first kind
-    speeds = [fields["ups"] for fields in measured if fields.get("ups")]  # updates per second
-    tokens_per_update = statistics.mean(fields["wpb"] for fields in measured)  # wpb: words per batch
+    # fairseq's names are ups for updates per second, and wpb (words per batch) for the tokens of an update
+    speeds = [fields["ups"] for fields in measured if fields.get("ups")]
+    tokens_per_update = statistics.mean(fields["wpb"] for fields in measured)
     parameters = re.findall(r"num\. trained: ([\d,]+)", log)
     return {
         "parameters": int(parameters[0].replace(",", "")),

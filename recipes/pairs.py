@@ -130,7 +130,7 @@ def clean_pairs(
                     target = lower(target, target_side)
                 source_file.write(f"{source}\n")
                 target_file.write(f"{target}\n")
-        if not counts.taken:
+        if not counts.taken:  # raised within `atomic_write`, so that no empty files remain
             total = sum(counts.left_out.values())
             reasons = counts.describe_left_out() or "no text"
             raise UserError(f"{prefixes[0]}: no pair of {total} is left ({reasons})")
@@ -157,6 +157,7 @@ def check_pairs(files: Sequence[FilePair], limits: Limits, clean: Callable[[str]
         UserError: a pair has a fault, and `limits.keep_all` is set.
     """
     for file_pair in files:
+        # str leaves the lines unchanged; they are cleaned below, as the raw lines are needed too
         raw_pairs = itertools.islice(read_pairs(file_pair, clean=str), limits.sample)
         for number, raw in enumerate(raw_pairs, start=1):
             cleaned = Pair(clean(raw.source), clean(raw.target))
@@ -209,7 +210,7 @@ def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], split
     """Draws pairs of the training text for validation or test sets, and writes them to FOLDER/SPLIT.SIDE.
 
     Each set gets a tenth of the pairs, but at most 1,000 pairs. They are always the same pairs, as the seed is fixed.
-    Existing files are kept.
+    Existing files are kept. If one of them is missing, all are written again, with the same pairs.
 
     Args:
         prefixes: paths of the files of the training text, without the endings of source and target.

@@ -33,7 +33,11 @@ LAST_LETTER = 0x34000  # Unicode has no letters after this code
 
 @functools.cache
 def characters_to_keep() -> "re.Pattern[str]":
-    """Returns a pattern of the runs of characters that Moses would wrongly remove or separate from their words."""
+    """Returns a pattern of the runs of characters that Moses would wrongly remove or separate from their words.
+
+    These are special characters (parts of emoji, characters for private use), and the letters, marks and digits that
+    are missing in Moses' lists.
+    """
     from sacremoses import MosesTokenizer
 
     known_to_moses = re.compile(f"[{MosesTokenizer.IsAlnum}]")
@@ -43,21 +47,25 @@ def characters_to_keep() -> "re.Pattern[str]":
         is_word_character = unicodedata.category(character)[0] in "LMN"  # letters, marks and numbers
         if is_word_character and not known_to_moses.match(character):
             unknown.append(character)
-    character_class = f"{JOINERS}{PRIVATE_USE}{PICTURES}{as_ranges(unknown)}"
-    return re.compile(f"(?:\\S{VARIATION_SELECTOR}|[{character_class}])+")
+    # any visible character that the selector makes an emoji, together with the selector
+    character_with_selector = r"\S" + VARIATION_SELECTOR
+    single_character = f"[{JOINERS}{PRIVATE_USE}{PICTURES}{as_ranges(unknown)}]"
+    return re.compile(f"(?:{character_with_selector}|{single_character})+")
 
 
 def as_ranges(characters: Sequence[str]) -> str:
-    """Returns characters as the inside of a character class of a regular expression, such as "a-dx-z" for "abcdxyz".
+    """Returns characters as the inside of a character class of a regular expression.
 
-    `characters`: single characters in ascending order.
+    For example, "abcdfxyz" becomes "a-df-fx-z". `characters`: single characters in ascending order.
     """
     ranges: list[str] = []
-    start = 0
-    for end in range(1, len(characters) + 1):
-        is_last = end == len(characters)
-        if is_last or ord(characters[end]) != ord(characters[end - 1]) + 1:
-            ranges.append(f"{re.escape(characters[start])}-{re.escape(characters[end - 1])}")
+    start = 0  # the index of the first character of the current range
+    for end in range(1, len(characters) + 1):  # the index after the last character of the range, if it ends there
+        is_end_of_text = end == len(characters)
+        if is_end_of_text or ord(characters[end]) != ord(characters[end - 1]) + 1:
+            first = re.escape(characters[start])
+            last = re.escape(characters[end - 1])
+            ranges.append(f"{first}-{last}")
             start = end
     return "".join(ranges)
 
@@ -69,10 +77,10 @@ def choose_stand_ins(line: str) -> dict[str, str]:
         {run of characters: the letter that replaces it while Moses reads the line}. The same line always gets the same
         letters.
     """
-    if line.isascii():
+    if line.isascii():  # spares most lines the slow search, which finds no characters of ASCII
         return {}
     runs = characters_to_keep().findall(line)
-    free_letters = (letter for letter in STAND_INS if letter not in line)
+    free_letters = (letter for letter in STAND_INS if letter not in line)  # each `next` looks for one more letter
     stand_ins: dict[str, str] = {}
     for run in runs:
         if run in stand_ins:
@@ -119,10 +127,11 @@ def tokenize_file(
     """
     dashes = " -a" if dash_splits else ""
     moses = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
-    if dry_run() or output.exists() or not stand_ins or not needs_stand_ins(text):
-        make(output, f"{moses} < {quote(str(text))}")
-    else:
+    is_to_be_made = not dry_run() and not output.exists()
+    if is_to_be_made and stand_ins and needs_stand_ins(text):
         tokenize_with_stand_ins(text, output, moses)
+    else:
+        make(output, f"{moses} < {quote(str(text))}")  # keeps an existing file, and only shows the command in a dry run
 
 
 def needs_stand_ins(text: Path) -> bool:
@@ -144,9 +153,12 @@ def tokenize_with_stand_ins(text: Path, output: Path, moses: str) -> None:
         f"{text_with_stand_ins}: {text}, where letters stand for what Moses would take apart, such as m² and emoji"
     )
     try:
+        # 1. replace the characters
         with atomic_write(text_with_stand_ins) as (part,):
             write_lines(part, (with_stand_ins(line) for line in lines(text)))
+        # 2. tokenise
         make(words_with_stand_ins, f"{moses} < {quote(str(text_with_stand_ins))}")
+        # 3. put the characters back
         show_step(f"{output}: {words_with_stand_ins}, with the characters of {text} again")
         words_and_lines = zip(lines(words_with_stand_ins), lines(text), strict=True)
         with atomic_write(output) as (part,):
@@ -195,7 +207,8 @@ def apply_bpe(codes: Path, text: Path, output: Path, *, processes: int, max_leng
         max_length: the number of subwords, including the end-of-sentence symbol, that lines are cut to; None: lines are
             not cut.
     """
-    # subword-nmt divides a file between processes, but not its standard input
+    # What stands before the name of the file: an option, or the shell's sign for the standard input. subword-nmt
+    # divides a file between processes, but not its standard input.
     reading = f"--num-workers {processes} -i" if processes > 1 else "<"
     # the end-of-sentence symbol counts, but is not in the file
     cutting = f" | cut -d ' ' -f -{max_length - 1}" if max_length else ""
@@ -240,7 +253,8 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
         normalization: the name of SentencePiece's rule that replaces variants of letters, or "identity" for no rule.
 
     Raises:
-        UserError: `size` is too small for the number of different characters in the text.
+        UserError: `size` is too small for the number of different characters in the text. The error calls it --merges,
+            which is its option on the command line.
     """
     names = " ".join(str(path) for path in files)
     show_step(f"{model}: SentencePiece, {size} pieces of {names}")
@@ -331,9 +345,11 @@ def cut(pieces: Sequence[str], max_length: int | None, keep_end: bool) -> Sequen
         keep_end: whether the last subwords are kept instead of the first ones. Then the line starts at the beginning of
             a word, unless it is within a single long word.
     """
-    if not max_length or len(pieces) < max_length:
+    if not max_length:
         return pieces
     length = max_length - 1  # without the end-of-sentence symbol
+    if len(pieces) <= length:
+        return pieces
     if not keep_end:
         return pieces[:length]
     kept = pieces[len(pieces) - length :]

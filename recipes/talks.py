@@ -15,9 +15,9 @@ VALID_EVERY = 23  # fairseq validates on every 23rd line of the training text, a
 def take_talks(files: Mapping[str, Sequence[Path]], folder: Path, side: str) -> None:
     """Writes the training, validation and test set of IWSLT14 in one language to a folder.
 
-    As in fairseq's example for IWSLT14, every 23rd line of the training text is used for validation instead. (fairseq
-    counts lines after leaving out pairs of unsuitable lengths. Here all lines are counted, and prepare.sh leaves out
-    pairs later. So the validation sets are not quite the same.)
+    As in fairseq's example for IWSLT14, every 23rd line of the training text is used for validation, and not for
+    training. The validation set is not quite the same as fairseq's: all lines are counted here, while fairseq leaves
+    out pairs of unsuitable lengths before it counts.
 
     Args:
         files: {"train": the files with tags, "test": the XML files}, all of them in this language.

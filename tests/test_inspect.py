@@ -8,6 +8,7 @@ import shutil
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,7 +120,8 @@ def test_mean_by_position():
     mean = MeanByPosition()
     mean.add(torch.tensor([[[2.0]]]))
     mean.add(torch.tensor([[[4.0, 6.0], [8.0, 1.0]]]))
-    assert mean.mean(2, 2).tolist() == [[[3.0, 6.0], [8.0, 1.0]]] and mean.mean(1, 9).tolist() == [[[3.0, 6.0]]]
+    assert mean.mean_of_first(2, 2).tolist() == [[[3.0, 6.0], [8.0, 1.0]]]
+    assert mean.mean_of_first(1, 9).tolist() == [[[3.0, 6.0]]]
 
 
 def test_removal():
@@ -473,6 +475,23 @@ def test_pictures_are_840_pixels_wide_and_cut_no_label(models, layers, heads):
         assert min(sizes) >= 6, picture.name  # points, which are 10 pixels
         names.add(picture.name)
     assert {"sentence1-cross-attention.png", "heads.png", "alpha.png", "patterns.png", "without-words.png"} <= names
+
+
+def test_a_sentence_is_drawn_if_all_models_have_read_it_at_any_place_of_their_lists():
+    """The first model has read the sentences 0 and 7, the second 7 and 9. The darkest weight tells them apart."""
+
+    def sentence(number, weight):
+        tokens = {"encoder": ["a", "b"], "decoder": ["a", "b"]}
+        return {"number": number, "tokens": tokens, "weights": {"encoder.self.0": [[[weight, 0], [0, weight]]]}}
+
+    figures = {"first": made_up_figures(layers=1, heads=1), "second": made_up_figures(layers=1, heads=1)}
+    figures["first"]["sentences"] = [sentence(0, 100), sentence(7, 200)]
+    figures["second"]["sentences"] = [sentence(7, 300), sentence(9, 400)]
+    drawn_sentences = [picture for picture in pictures.pictures(figures) if picture.name.startswith("sentence")]
+    assert [picture.name for picture in drawn_sentences] == ["sentence2-encoder-self-attention"]
+    (picture,) = drawn_sentences
+    matrices = [np.asarray(axes.images[0].get_array()) for axes in picture.draw().axes]
+    assert [matrix.max() for matrix in matrices] == [200, 300]
 
 
 def drawn(found):

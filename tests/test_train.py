@@ -328,13 +328,34 @@ def test_a_second_stage(begun, tmp_path):
     assert_refused(lambda _: go_on(*init, model="random", to=tmp_path / "x", of=other), part=said)
 
 
+def test_a_first_stage_that_is_no_run_is_refused(begun, tmp_path):
+    _, save, go_on = begun
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert_refused(lambda _: go_on("--init", str(empty), to=tmp_path / "x"), part=f"--init {empty}: no run of train.sh")
+
+
+def test_a_dry_run_of_a_second_stage_needs_no_first_stage(shown, tmp_path):
+    """reproduce.sh shows the commands of both stages before any of them has been run."""
+    line = shown(f"random --gpus 0 --init {tmp_path}")
+    assert flag_value(line, "--finetune-from-model") == f"{tmp_path}/checkpoint_best.pt"
+
+
+def test_a_training_without_a_limit_of_updates_promises_none(begun, tmp_path, capsys):
+    _, _, go_on = begun
+    capsys.readouterr()
+    go_on("--", "--max-update", "0", to=tmp_path / "endless")
+    said = capsys.readouterr().out
+    assert "== training without a limit of updates (log: " in said and "\n  update 2: training loss 3\n" in said
+
+
 def test_where_a_figure_is_from(tmp_path, monkeypatch):
     """A training on the CPU of a machine with a GPU is the CPU's; several processes are several GPUs. The commit is
     marked by other code, but not by a result, so that one cell does not mark the next."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    assert provenance.hardware(1) == "a GPU" and provenance.hardware(8, 16) == "16 × a GPU"
-    assert re.fullmatch(r"2 × (?!.*a GPU).*, 3 thread\(s\)", provenance.hardware(0, 2, 3))
+    assert provenance.hardware(on_gpu=True) == "a GPU" and provenance.hardware(True, 16) == "16 × a GPU"
+    assert re.fullmatch(r"2 × (?!.*a GPU).*, 3 thread\(s\)", provenance.hardware(False, 2, 3))
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     assert provenance.commit() == ""
     code, cell = tmp_path / "code.py", tmp_path / "results" / "cell.json"

@@ -43,9 +43,9 @@ def attend(
     Args:
         logits: S.
         value: V, (B, H, T, d_h).
-        key_padding_mask: (B, T), true at padding, or None.
-        attn_mask: A mask as in `masks.masked_softmax`, or None. With the `causal_mask`, ``key_padding_mask`` is None,
-            because the rows of tokens do not see the padding behind them.
+        key_padding_mask: (B, T), true at padding, or None. It must be None together with the `causal_mask`, under which
+            a token sees no padding, because all padding is after the tokens (`masks.without_hidden_padding`).
+        attn_mask: A mask as in `masks.masked_softmax`, or None.
         dropout: Probability of dropping an attention weight.
     """
     for computation in COMPUTATIONS:

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Bias, Factors, Logits, Term, join_features, weight_smaller_factor
+from ..logits import Bias, Factors, Logits, Product, Term, join_features, weight_smaller_factor
 from ..masks import future_mask, is_causal
 from ..tensors import in_type, lowest, on_cpu
 from .plain import join_heads
 
-# The fused kernels are fastest, or only work, if the number of features is a multiple of 8.
+# torch's fused kernels are fastest, or only work, if the number of features of a query and key is a multiple of 8.
 FEATURE_MULTIPLE = 8
 
 
@@ -41,17 +41,13 @@ def compute(
     become its query and key, and all other terms of the logits become its mask. Rows of a sentence that consists of
     padding alone have any finite values.
     """
-    bsz, num_heads, length, head_dim = value.size()
+    _, _, length, head_dim = value.size()
     row_biases = [term for term in logits.biases if term.bias.size(2) == 1]
     other_biases = [term for term in logits.biases if term.bias.size(2) > 1]
 
-    # torch takes one scale. What the scales of other products are relative to it is multiplied into their factors.
+    # torch takes one scale. There is at least one product, because `refuses` has refused logits without products.
     scale = logits.products[0].scale
-    factors = [weight_smaller_factor(x.query, x.key, x.scale / scale, x.weight) for x in logits.products]
-    factors += [row_bias_as_product(term, scale, value) for term in row_biases]
-    query, key = join_factors(factors, bsz, num_heads)
-    query = in_type(query, value.dtype)
-    key = in_type(key, value.dtype)
+    query, key = join_products(logits.products, row_biases, scale, value)
 
     bias = None
     if other_biases or logits.outers or logits.diagonals:
@@ -59,27 +55,44 @@ def compute(
         bias = in_type(Logits(remaining_terms).total(length), value.dtype)
     is_causal_call = is_causal(attn_mask)
     mask = add_masks(bias, key_padding_mask, is_causal_call, value)
+    # torch takes either a mask or its flag for causal attention. A mask hides the later tokens already.
+    uses_causal_flag = is_causal_call and mask is None
 
     query, key, padded_value = pad_features(query, key, value)
     out = F.scaled_dot_product_attention(
-        query,
-        key,
-        padded_value,
-        attn_mask=mask,
-        dropout_p=dropout,
-        is_causal=is_causal_call and mask is None,
-        scale=scale,
+        query, key, padded_value, attn_mask=mask, dropout_p=dropout, is_causal=uses_causal_flag, scale=scale
     )
     if out.size(3) > head_dim:
-        out = out[..., :head_dim]
+        out = out[..., :head_dim]  # without the features that `pad_features` has added to the value
     return join_heads(out)
+
+
+def join_products(products: list[Product], row_biases: list[Bias], scale: float, value: Tensor) -> Factors:
+    """Returns one query and key, (B, H, T, r), whose inner product times `scale` is a sum of terms of the logits.
+
+    Args:
+        products: The inner products to add up, at least one. Each has a scale of its own, so its factors are multiplied
+            by this scale divided by `scale`.
+        row_biases: Biases to add to them, which are the same in all rows.
+        scale: The number by which torch multiplies all inner products.
+        value: V, (B, H, T, d_h). Only its sizes, type and device are read.
+    """
+    bsz, num_heads, _, _ = value.size()
+    factors = [
+        weight_smaller_factor(product.query, product.key, product.scale / scale, product.weight) for product in products
+    ]
+    factors += [row_bias_as_product(term, scale, value) for term in row_biases]
+    query, key = join_factors(factors, bsz, num_heads)
+    return Factors(in_type(query, value.dtype), in_type(key, value.dtype))
 
 
 def row_bias_as_product(term: Bias, scale: float, value: Tensor) -> Factors:
     """Returns a query and a key whose inner product, times `scale`, is a bias that is the same in all rows.
 
-    They have `FEATURE_MULTIPLE` equal features. Each feature of a key is the bias of its column, and the features of a
-    query sum up to ``weight / scale``.
+    Each feature of a key is the bias of its column. Each feature of a query is ``weight / (scale n)``, where n is the
+    number of features. The inner product is the sum over the features, ``n * weight / (scale n) * bias``, and times
+    `scale` it is ``weight * bias``. One feature would be enough for that; n is `FEATURE_MULTIPLE`, because torch's
+    kernels want a multiple of it.
 
     Args:
         term: The bias, (B or 1, H or 1, 1, S), and its weight.

@@ -20,10 +20,13 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    A row that may see no key is 0 if the ``attn_mask`` hides the keys, and has any finite values if padding alone does.
-    (The `causal_mask` leaves every row at least one key.)
+    If there is an ``attn_mask`` of booleans or numbers, a row all of whose keys are hidden has the result 0. Otherwise
+    only a sentence that consists of padding alone has such rows, and they have any finite values.
     """
     bsz, num_heads, length, _ = value.size()
+    # The `causal_mask` leaves every row at least one key. Nobody reads the result of a sentence of padding, so that
+    # setting it to 0, which takes a pass over all weights, would be of no use.
+    may_hide_all_keys = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(
         logits,
         num_heads,
@@ -31,7 +34,7 @@ def compute(
         src_len=length,
         key_padding_mask=key_padding_mask,
         attn_mask=attn_mask,
-        zero_unseeing_rows=attn_mask is not None and not is_causal(attn_mask),
+        zero_unseeing_rows=may_hide_all_keys,
     )
     weights = drop(weights.to(value.dtype), dropout, bsz)
     return join_heads(weighted_sum(weights, value))

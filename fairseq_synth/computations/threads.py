@@ -20,13 +20,17 @@ Result = TypeVar("Result")
 def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
     """Yields the result of ``function(item)`` for each item, in their order, computed by several threads.
 
-    There are as many threads as torch may use. Until the last result is taken, torch itself uses one core in each of
-    them, and also in the caller's thread. The function runs without gradients, as in an autograd function, and outside
-    autocast.
+    There are as many threads as torch may use. From the first result to the last, torch's own number of threads is set
+    to 1, in these threads and in the caller's, because each core is busy with an item. So the caller has to take all
+    results, or close the iterator.
+
+    The function runs outside autocast. It runs without gradients: the caller must have turned them off, as torch does
+    in an autograd function, and they are turned off here in each new thread.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(items) == 1:
-        # In the caller's thread. Within an item, torch may use all cores.
+        # The items are computed in the caller's thread, where gradients are off already. torch may use all cores for
+        # each of them.
         with torch.autocast("cpu", enabled=False):
             for item in items:
                 yield function(item)
@@ -36,10 +40,11 @@ def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) ->
 
     def run(item: Item) -> Result:
         # Each thread has modes of its own. In a new thread, gradients are on, and inference mode and autocast are off.
+        # So inference mode is set as in the caller's thread, gradients are turned off, and autocast is off as it is.
         with torch.inference_mode(is_inference), torch.no_grad():
             return function(item)
 
-    pool = thread_pool(os.getpid(), num_threads)
+    pool = thread_pool(os.getpid(), num_threads)  # The pool of this process, not of the one that it was forked from.
     torch.set_num_threads(1)
     try:
         yield from pool.map(run, items)

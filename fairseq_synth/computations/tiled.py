@@ -55,7 +55,7 @@ def refuses(
     bsz, num_heads, length, _ = value.size()
     num_different_sentences = bsz
     if key_padding_mask is None and logits.is_shared():
-        num_different_sentences = min(bsz, 1)
+        num_different_sentences = min(bsz, 1)  # 0 in an empty batch
     if num_different_sentences * num_heads * length**2 <= PLAIN_LIMIT:
         return "there are few logits"
     if read_lengths(value, key_padding_mask) is None:
@@ -108,8 +108,8 @@ def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
     """Returns a term of the logits with its tensors in the types with which tiles are computed.
 
     Query and key of a product are in `dtype`, the type of the values, because under autocast their types may differ.
-    All other tensors are in fp32 at least. Their gradients are sums over many sentences, for which half precision is
-    too coarse.
+    The factors of an outer product keep their type. Biases, diagonals and weights are in fp32 at least: their gradients
+    are sums over many sentences, for which half precision is too coarse.
     """
     weight = term.weight
     if weight is not None:
@@ -117,9 +117,10 @@ def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
     if isinstance(term, Product):
         return term._replace(query=term.query.to(dtype), key=term.key.to(dtype), weight=weight)
     if isinstance(term, Bias):
-        return Bias(at_least_fp32(term.bias), weight)
+        return term._replace(bias=at_least_fp32(term.bias), weight=weight)
     if isinstance(term, Diagonals):
-        return Diagonals(at_least_fp32(term.values), weight)
+        return term._replace(values=at_least_fp32(term.values), weight=weight)
+    assert isinstance(term, Outer)
     return term._replace(weight=weight)
 
 
@@ -223,6 +224,9 @@ class Block(NamedTuple):
         Args:
             values: One value for each distance, (1, H, 1, 2 T - 1), with distance 0 in the middle; or None, which is
                 returned.
+
+        Returns:
+            (1, heads, 1, 2 length - 1), for the distances from 1 - length to length - 1
         """
         if values is None:
             return None
@@ -280,11 +284,11 @@ def split_range(total: int, size: int) -> list[slice]:
 
 
 def fit_into_tile(num_logits: int, limit: int) -> int:
-    """Returns how many rows, sentences or heads fit into a tile, which has at most `TILE` logits.
+    """Returns how many equal parts fit into a tile together, which has at most `TILE` logits: from 1 to `limit`.
 
     Args:
-        num_logits: The number of logits of one of them. If these are too many for a tile, the result is 1.
-        limit: The largest result.
+        num_logits: The number of logits in each part. A part is, for example, a row, or all rows of a sentence or head.
+        limit: The largest number of parts that is useful.
     """
     return min(limit, max(1, TILE // num_logits))
 
@@ -299,11 +303,17 @@ def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits
         causal: Whether a row sees only the columns up to its own.
     """
     rows_of_tile = CAUSAL_ROWS if causal else max(lengths)
-    # Several threads share out the blocks, so there should be a few for each of them.
     num_threads = torch.get_num_threads()
-    max_heads = num_heads if num_threads == 1 else max(1, num_heads // (2 * num_threads))
-    divide = divide_by_length if has_shared_logits else divide_by_sentences
-    return list(divide(lengths, num_heads, rows_of_tile, max_heads, causal))
+    if num_threads == 1:
+        max_heads = num_heads
+    else:
+        # If there are enough heads, this makes two blocks for each thread, even if a block has all sentences. Another
+        # thread can then take the second block of a slow one.
+        max_heads = max(1, num_heads // (2 * num_threads))
+    if has_shared_logits:
+        # Sentences of the same length share one tile of weights, which is computed once.
+        return list(divide_by_length(lengths, num_heads, rows_of_tile, max_heads, causal))
+    return list(divide_by_sentences(lengths, num_heads, rows_of_tile, max_heads, causal))
 
 
 def divide_by_sentences(
@@ -387,7 +397,12 @@ def hide_padding(lengths: Sequence[int]) -> Tensor | None:
 
 
 class TiledAttention(torch.autograd.Function):
-    """Computes ``softmax(S) V``, (B, H, T, d_h), and its gradients. It saves nothing but its inputs."""
+    """Computes ``softmax(S) V``, (B, H, T, d_h), and its gradients. It saves nothing but its inputs.
+
+    S is a sum of terms, which are tuples of tensors and numbers. torch gives gradients only to tensors that are
+    arguments of their own, so the tensors are passed apart from the terms. What is left of a term is a *template*: the
+    term with a placeholder in place of each tensor. `insert_tensors` puts tensors into the places, in their order.
+    """
 
     @staticmethod
     def forward(ctx: Any, templates: list[Any], blocks: list[Block], value: Tensor, *tensors: Tensor) -> Tensor:
@@ -409,6 +424,7 @@ class TiledAttention(torch.autograd.Function):
             return compute_block(block, terms, value)
 
         out = empty_like_values(value, blocks)
+        # The results come in the order of the blocks, each as soon as a thread has computed it.
         for block_out, block in zip(map_in_threads(compute_one, blocks), blocks):
             block.write(out, block_out)
         return out
@@ -418,11 +434,15 @@ class TiledAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradient of each argument of `forward`, computed block by block; None for those that need none.
 
+        The gradient of a tensor is the sum of its gradients in all blocks. Each block adds its gradients to the part of
+        the sums that belongs to its sentences and heads.
+
         Args:
             ctx: What `forward` has kept.
             grad_out: The gradient of the output, (B, H, T, d_h).
         """
         value, *tensors = ctx.saved_tensors
+        # A truth value for each argument of `forward`; those after the first three are the tensors.
         _templates, _blocks, _value, *tensors_need_grad = ctx.needs_input_grad
         terms = insert_tensors(ctx.templates, tensors)
 
@@ -437,19 +457,21 @@ class TiledAttention(torch.autograd.Function):
             )
 
         grad_value = empty_like_values(value, ctx.blocks)
-        # The gradient of a tensor is the sum of its gradients in all blocks.
-        grad_sums = [
-            zeros_for_sum(tensor) if needs_grad else None for tensor, needs_grad in zip(tensors, tensors_need_grad)
-        ]
+        grad_sums: list[Tensor | None] = []  # for each tensor; None if it needs no gradient
+        for tensor, needs_grad in zip(tensors, tensors_need_grad):
+            grad_sums.append(zeros_for_sum(tensor) if needs_grad else None)
+        # The sums are put into the terms, because `Block.cut_terms` knows where the sentences and heads of a block are.
         terms_of_sums = insert_tensors(ctx.templates, grad_sums)
         # The sums are added up here, in the order of the blocks, so that their rounding does not depend on threads.
         for gradients, block in zip(map_in_threads(differentiate_one, ctx.blocks), ctx.blocks):
             block.write(grad_value, gradients.value)
-            block_sums = list_tensors(block.cut_terms(terms_of_sums))  # views of the sums
-            for block_sum, block_grad in zip(block_sums, gradients.tensors):
+            # `list_tensors` leaves out None. What remains are views of the sums, one for each tensor that needs a
+            # gradient. `gradients.tensors` has the gradients of just these tensors in the same order.
+            block_sums = list_tensors(block.cut_terms(terms_of_sums))
+            for block_sum, block_grad in zip(block_sums, gradients.tensors, strict=True):
                 block_sum.add_(block_grad)
         grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, grad_sums)]
-        return (None, None, grad_value, *grads)
+        return (None, None, grad_value, *grads)  # `templates` and `blocks` have no gradient
 
 
 def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
@@ -481,6 +503,7 @@ def compute_block(block: Block, terms: Sequence[Any], value: Tensor) -> Tensor:
         terms: The terms that the logits of the whole batch are a sum of.
         value: The values of the whole batch, (B, H, T, d_h).
     """
+    # The logits of the block as ``query @ key^T + left (x) right + bias``, of which a tile takes its rows and columns.
     normal = block.normal_form(block.cut_terms(terms))
     block_value = block.read(value)
     out = torch.empty_like(block_value)
@@ -501,28 +524,46 @@ def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
         tile: Some rows of the block, and the columns that they see.
         block: Some sentences and heads of the batch.
     """
+    scores = writable_scores(tile_normal, tile, block)
+    num_rows = tile.rows.stop - tile.rows.start
+    with torch.no_grad():  # Autograd needs no record of the masks: hidden logits have the weight 0 and no gradient.
+        if block.causal:
+            # Rows see all columns before the tile's first row. Only in the columns with the numbers of its rows, a
+            # square on the diagonal, some logits are hidden.
+            scores_on_diagonal = scores[..., tile.rows]
+            scores_on_diagonal += future_mask(num_rows, scores)
+        elif block.hidden is not None:
+            # Padding is in the last columns only.
+            num_hidden_columns = block.hidden.size(1)
+            scores_at_the_end = scores[..., -num_hidden_columns:]
+            scores_at_the_end.masked_fill_(block.hidden[:, None, None], float("-inf"))
+    return torch.softmax(scores, dim=-1)
+
+
+def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
+    """Returns the logits of a tile, (sentences, heads, rows, columns), in memory that nothing else uses.
+
+    They can therefore be masked in place. The arguments are those of `tile_weights`.
+    """
     num_heads = block.heads.stop - block.heads.start
     num_rows = tile.rows.stop - tile.rows.start
     scores = at_least_fp32(tile_normal.total(tile.columns.stop)).expand(-1, num_heads, -1, -1)
+    # A product or a sum has been computed into new memory. A bias alone may be a view of a parameter.
     is_only_a_bias = tile_normal.query is None and tile_normal.left is None
-    is_expanded = scores.size(2) == 1 or scores.stride(1) == 0
-    if is_only_a_bias or is_expanded:
-        # A copy of the full size, because the masks below are written in place.
-        scores = scores.expand(-1, -1, num_rows, -1).clone()
-    with torch.no_grad():  # Autograd needs no record of the masks: hidden logits have the weight 0 and no gradient.
-        if block.causal:
-            scores[..., tile.rows] += future_mask(num_rows, scores)
-        elif block.hidden is not None:
-            num_hidden_columns = block.hidden.size(1)
-            scores[..., -num_hidden_columns:].masked_fill_(block.hidden[:, None, None], float("-inf"))
-    return torch.softmax(scores, dim=-1)
+    # Logits that are the same in all heads or rows are in memory once.
+    share_memory = scores.size(2) == 1 or scores.stride(1) == 0
+    if is_only_a_bias or share_memory:
+        return scores.expand(-1, -1, num_rows, -1).clone()
+    return scores
 
 
 class BlockGradients(NamedTuple):
     """The gradients of a block."""
 
     value: Tensor  # of the values, laid out as `Block.read` returns them
-    tensors: Sequence[Tensor]  # of those tensors of the terms that need a gradient, cut as in `Block.cut_terms`
+    # Of the tensors of the terms, cut as in `Block.cut_terms`, in the order of `list_tensors`. Tensors that need no
+    # gradient are left out.
+    tensors: Sequence[Tensor]
 
 
 def differentiate_block(
@@ -612,12 +653,13 @@ class NormalFormGradients(NamedTuple):
 def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_out: Tensor) -> NormalFormGradients:
     """Returns the gradients of a block's values and of its normal form.
 
-    Each tile, which is some rows of the block, adds its part to these gradients. Its attention weights are computed
-    again for that, because the forward pass has not kept them.
+    The *normal form* is the block's logits as ``query @ key^T + left (x) right + bias``; each of these five tensors is
+    a summand here. Each tile, which is some rows of the block, adds its part to the gradients. Its attention weights
+    are computed again for that, because the forward pass has not kept them.
 
     Args:
         block: Some sentences and heads of the batch.
-        normal: The block's logits as ``query @ key^T + left (x) right + bias``.
+        normal: The normal form of the block.
         value: The block's values as `Block.read` returns them.
         grad_out: The gradient of the block's output, laid out in the same way.
     """
@@ -636,12 +678,28 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         if sums:
             visible_value = value[:, :, tile.columns]
             grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(weights.dtype)
-            tile_grads = torch.autograd.grad(weights, [leaves[name] for name in sums], grad_weights)
-            tile_sums = tile.cut_normal_form(NormalForm(**sums))._asdict()  # views of the sums
-            for name, tile_grad in zip(sums, tile_grads):
-                tile_sums[name].add_(tile_grad)
+            add_summand_gradients(sums, leaves, weights, grad_weights, tile)
     assert grad_value is not None, "a block has at least one tile"
     return NormalFormGradients(grad_value, sums)
+
+
+def add_summand_gradients(
+    sums: dict[str, Tensor], leaves: dict[str, Tensor], weights: Tensor, grad_weights: Tensor, tile: Tile
+) -> None:
+    """Adds the gradients of a tile's summands to the sums over all tiles of the block, in place.
+
+    Args:
+        sums: {field of `NormalForm`: the sum of its gradients so far, for the whole block}, which are changed.
+        leaves: {field of `NormalForm`: the tile's part of it}, from which `weights` was computed.
+        weights: The attention weights of the tile.
+        grad_weights: Their gradient.
+        tile: Some rows of the block, and the columns that they see.
+    """
+    tile_grads = torch.autograd.grad(weights, [leaves[name] for name in sums], grad_weights)
+    # Views of the parts of the sums that belong to the tile. Fields without a sum are None.
+    tile_sums = tile.cut_normal_form(NormalForm(**sums))._asdict()
+    for name, tile_grad in zip(sums, tile_grads):
+        tile_sums[name].add_(tile_grad)
 
 
 def make_leaves(normal: NormalForm, trained: Collection[str]) -> dict[str, Tensor]:
@@ -664,7 +722,8 @@ def add_value_gradient(grad_value: Tensor | None, weights: Tensor, tile_grad_out
     """Adds a tile's part, ``weights^T @ tile_grad_out``, to the gradient of the values in place, and returns the sum.
 
     Args:
-        grad_value: The sum over earlier tiles, which is changed, or None at the first tile, which has all columns.
+        grad_value: The sum over earlier tiles, (sentences, heads, columns, features), which is changed; or None at the
+            first tile, which must have all columns of the block, so that its product begins the sum.
         weights: The attention weights of the tile.
         tile_grad_out: The gradient of the tile's rows of the output.
         tile: The tile; it has values only in its columns.
@@ -672,7 +731,9 @@ def add_value_gradient(grad_value: Tensor | None, weights: Tensor, tile_grad_out
     weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3)
     if grad_value is None:
         return torch.matmul(weights_transposed, tile_grad_out)
-    # Sentences and heads are one dimension in a product of batches. These are views, so that `grad_value` changes.
+    # `baddbmm_` wants sentences and heads as one dimension. `grad_value` comes from the product above, so it is
+    # contiguous, and only its third dimension is cut here. Flattening the first two therefore gives a view, and
+    # `grad_value` itself is changed.
     grad_of_columns = grad_value[:, :, tile.columns].flatten(0, 1)
     grad_of_columns.baddbmm_(weights_transposed.flatten(0, 1), tile_grad_out.flatten(0, 1))
     return grad_value

@@ -140,7 +140,7 @@ def check_values(args: argparse.Namespace) -> None:
         if value is not None and value <= 0:
             raise SynthesizerError(f"--{name.replace('_', '-')} {value}: must be above 0")
     for stack in STACKS:
-        function = getattr(args, stack)
+        function = getattr(args, stack)  # the flags --encoder and --decoder are named after the stacks
         if function is not None and function not in CHOICES:
             reason = "no closed form makes it of attention" if function in SYNTHESIZERS else "unknown function"
             raise SynthesizerError(f"--{stack} {function}: {reason}; choose from {', '.join(CHOICES)}")
@@ -162,7 +162,7 @@ def load_separable(args: argparse.Namespace) -> Loaded:
     """Loads the checkpoint of the command line, and checks that its weights can be divided into heads.
 
     Raises:
-        SynthesizerError: it is a TorchScript file, its weights are quantised, or it has another kind of model.
+        SynthesizerError: it is a TorchScript file, its weights are quantised, or `load` refuses its kind of model.
     """
     import_user_dir(args)
     path = args.checkpoint
@@ -171,7 +171,8 @@ def load_separable(args: argparse.Namespace) -> Loaded:
     loaded = load(path, args.data)
     for attention in attentions(loaded.model):
         for projection in (attention.module.v_proj, attention.module.out_proj):
-            if type(projection) is not nn.Linear:
+            is_quantised = type(projection) is not nn.Linear  # quantisation puts another class in its place
+            if is_quantised:
                 raise SynthesizerError(describe_inseparable(path, "quantised"))
     return loaded
 

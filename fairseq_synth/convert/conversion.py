@@ -66,7 +66,8 @@ def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
     for attention in choose_attentions(loaded, args.layers):
         function = function_of_stack[attention.stack]
         replaceable_heads = dot_product_heads(attention)
-        if function != KEEP and replaceable_heads:
+        keeps_dot_products = function == KEEP
+        if replaceable_heads and not keeps_dot_products:
             functions[attention.name] = function
             heads += replaceable_heads
     if not heads:
@@ -82,9 +83,10 @@ def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
 
 
 def choose_functions(loaded: Loaded, args: argparse.Namespace) -> dict[str, str]:
-    """Returns {stack, which is ``encoder`` or ``decoder``: the function for its heads}.
+    """Returns the function for the heads of each stack, as {``encoder`` or ``decoder``: function}.
 
-    This is the value of the flag ``--encoder`` or ``--decoder``, or `DEFAULT_FUNCTION` without the flag.
+    This is the value of the flag ``--encoder`` or ``--decoder``, or `DEFAULT_FUNCTION` without the flag. Both stacks
+    have an entry, even if the model lacks one of them.
 
     Raises:
         SynthesizerError: a flag is given, and the model has no such stack.
@@ -136,7 +138,7 @@ def new_model_name(loaded: Loaded) -> str:
     if model_class in STOCK_MODELS:
         return STOCK_MODELS[model_class]
     for name in STOCK_MODELS.values():
-        if MODEL_REGISTRY[name] is model_class:
+        if MODEL_REGISTRY[name] is model_class:  # one of this plugin's classes
             return name
     raise SynthesizerError(
         f"{loaded.path}: its model, {model_class.__name__}, cannot be converted; fairseq's transformer, transformer_lm "

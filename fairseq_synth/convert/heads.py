@@ -46,6 +46,9 @@ def replace_heads(
 ) -> str:
     """Gives some heads of an attention another function, by changing the model's state dict in place.
 
+    In the new attention, heads with the same functions have to be neighbours. So the heads may get another order
+    (`order_heads`), and with them their parts of all projections. The output of the attention does not depend on it.
+
     Args:
         state: the model's state dict, which is changed.
         prefix: the keys of the attention in the state dict begin with it; it ends with a dot.
@@ -57,13 +60,14 @@ def replace_heads(
     Returns:
         the value of ``--encoder-synthesizer`` for a layer with these heads.
     """
-    heads = order_heads(attention, replaced)
+    heads = order_heads(attention, replaced)  # in the order of the new attention
     groups = group_heads(attention, heads, function)
     replace_synthesizer(state, f"{prefix}synthesizer.", attention, groups, parameters)
     head_dim = attention.module.head_dim
     new_order = [head.index_in_attention for head in heads]
     select_output_heads(state, f"{prefix}v_proj", new_order, head_dim)
     select_input_heads(state, f"{prefix}out_proj.weight", new_order, head_dim)
+    # Only heads that compute dot products have queries and keys. A replaced head has them no longer.
     kept_query_heads = find_kept_query_heads(heads)
     for name in ("q_proj", "k_proj"):
         if kept_query_heads:
@@ -84,11 +88,11 @@ def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
         attention: the old attention.
         replaced: the indices of the heads that get the new function.
     """
-    heads: list[OldHead] = []
+    heads: list[OldHead] = []  # in their old order
     for group_index, group in enumerate(attention.head_groups()):
         reads_query_key = any(SYNTHESIZERS[name].reads_query_key for name in group.functions)
         for index_in_group in range(group.num_heads):
-            index = len(heads)
+            index = len(heads)  # the next index in the whole attention
             head = OldHead(
                 index_in_attention=index,
                 group_index=group_index,
@@ -105,9 +109,9 @@ def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
 
 
 def group_heads(attention: Attention, heads: list[OldHead], function: str) -> list[NewGroup]:
-    """Returns the groups of neighbouring heads in the new attention.
+    """Returns the groups of heads in the new attention, each some neighbouring heads with the same functions.
 
-    The heads of a group either are all replaced, or all come from the same old group.
+    The heads of a group either are all replaced, or all come from the same old group (`belong_together`).
 
     Args:
         attention: the old attention.
@@ -120,8 +124,12 @@ def group_heads(attention: Attention, heads: list[OldHead], function: str) -> li
         if i > 0 and belong_together(heads[i - 1], head):
             new_groups[-1].heads.append(head)
             continue
-        functions = function if head.is_replaced else "+".join(old_groups[head.group_index].functions)
-        new_groups.append(NewGroup(functions, [head], head.is_replaced))
+        # The head begins a new group.
+        if head.is_replaced:
+            joined_functions = function
+        else:
+            joined_functions = "+".join(old_groups[head.group_index].functions)
+        new_groups.append(NewGroup(joined_functions, [head], head.is_replaced))
     return new_groups
 
 
@@ -224,19 +232,21 @@ def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
 
 
 def find_kept_query_heads(heads: list[OldHead]) -> list[int]:
-    """Returns which heads of the old query and key projections stay, in their new order.
+    """Returns the positions of the heads that stay in the query and key projections, in the new order of the heads.
 
-    The old projections have only those heads of the attention that read queries and keys. Each of these heads is
-    given by its index among them.
+    The old projections have only those heads of the attention that read queries and keys. A position is the index of a
+    head among these. For example, if the heads 1, 2 and 3 of four heads read queries and keys, their positions in the
+    projections are 0, 1 and 2. If head 2 is replaced and the order stays, the result is [0, 2].
 
     Args:
         heads: all heads of the attention, in their new order.
     """
-    old_query_heads = sorted(head.index_in_attention for head in heads if head.reads_query_key)
+    query_heads = sorted(head.index_in_attention for head in heads if head.reads_query_key)
+    position_in_projection = {index: position for position, index in enumerate(query_heads)}
     kept = []
     for head in heads:
         if head.reads_query_key and not head.is_replaced:
-            kept.append(old_query_heads.index(head.index_in_attention))
+            kept.append(position_in_projection[head.index_in_attention])
     return kept
 
 

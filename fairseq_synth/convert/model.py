@@ -44,14 +44,18 @@ def build_model(
         max_length: ``--synth-max-length`` of the new model.
     """
     state = dict(loaded.model.state_dict())
+    # what the keys of each module begin with in the state dict
     key_prefixes = {id(module): f"{name}." for name, module in loaded.model.named_modules()}
     layer_specs: dict[str, list[str]] = {}
     for attention in self_attentions(loaded.model):
+        replaced_heads = {head.number for head in heads if head.attention == attention.name}
+        # This changes the weights in `state`, and returns the flag's value for the layer. An attention without replaced
+        # heads keeps its weights, but its functions have to be listed too.
         layer_spec = replace_heads(
             state,
             prefix=key_prefixes[id(attention.module)],
             attention=attention,
-            replaced={head.number for head in heads if head.attention == attention.name},
+            replaced=replaced_heads,
             function=conversion.functions.get(attention.name, ""),
             parameters=parameters.get(attention.name, {}),
         )

@@ -1,5 +1,7 @@
 """Provides fairseq's encoder layer in a form whose self-attention can be replaced."""
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +9,8 @@ import fairseq.modules.transformer_layer
 import torch
 import torch.nn as nn
 
-# The fast path of fairseq 0.12.2 needs a second copy of these weights in every encoder layer, and in its checkpoints.
+# In these attributes, an encoder layer of fairseq 0.12.2 keeps a second copy of weights for its fast path. The
+# checkpoints of this version have them too.
 FAST_PATH_COPIES = [
     "in_proj_weight",
     "in_proj_bias",
@@ -39,22 +42,33 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
         def __init__(self, cfg: Any, return_fc: bool = False) -> None:
             """Builds the layer without what fairseq 0.12.2 adds to it for the fast path; see `without_fast_path`."""
-            # First let fairseq's constructor build the layer, with an attention that has only empty weights.
-            build_self_attention = self.build_self_attention
-            empty_projection = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
-            stand_in = SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
-            # this attribute of the object hides the method of the class, until it is deleted
-            object.__setattr__(self, "build_self_attention", lambda embed_dim, cfg: stand_in)
-            super().__init__(cfg, return_fc=return_fc)
-            # Then remove what was made for the fast path, and build the attention itself.
+            # The attention itself is built last, when fairseq's constructor has made its copies of empty weights.
+            with stand_in_attention(self):
+                super().__init__(cfg, return_fc=return_fc)
             for name in FAST_PATH_COPIES:
                 delattr(self, name)
-            del self.build_self_attention
             del self.self_attn  # type: ignore[has-type]
-            self.self_attn = build_self_attention(self.embed_dim, cfg)
+            self.self_attn = self.build_self_attention(self.embed_dim, cfg)
             self.can_use_fastpath = False
 
     return TransformerEncoderLayerWithoutFastPath
+
+
+@contextlib.contextmanager
+def stand_in_attention(layer: nn.Module) -> Iterator[None]:
+    """Lets ``layer.build_self_attention`` return a stand-in in the body of the with statement.
+
+    The stand-in is no module. It has just the weights that fairseq's constructor reads, and these are empty.
+    """
+    empty_projection = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
+    stand_in = SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
+    # An attribute of the object hides the method of its class until it is deleted. The attribute is set and deleted as
+    # that of any object, because the layer becomes a module only when its constructor has run.
+    object.__setattr__(layer, "build_self_attention", lambda embed_dim, cfg: stand_in)
+    try:
+        yield
+    finally:
+        object.__delattr__(layer, "build_self_attention")
 
 
 HostLayer: Any = fairseq.modules.transformer_layer.TransformerEncoderLayerBase

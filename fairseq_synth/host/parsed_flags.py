@@ -44,6 +44,8 @@ def make_replacement(repair_flags: FlagFunction) -> Callable[..., Any]:
     It calls the original and then `repair_flags` with the parsed flags. It returns what the original has returned.
     """
 
+    # The function gets the name and docstring of `repair_flags`, because the name stands for the repair in messages and
+    # in FAIRSEQ_SYNTH_NO_REPAIRS.
     @functools.wraps(repair_flags)
     def parse_and_repair(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         parsed = original(*args, **kwargs)

@@ -195,6 +195,8 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
         return function(original, *args, **kwargs)
 
     setattr(replacement, MARK, (*names_of_repairs, function.__name__))
+    # A static method has to stay one, because Python would pass `self` to a plain function of a class. `getattr_static`
+    # returns the staticmethod itself; getattr would return the function in it.
     is_static = isinstance(inspect.getattr_static(place.owner, place.attribute), staticmethod)
     setattr(place.owner, place.attribute, staticmethod(replacement) if is_static else replacement)
     return True

@@ -100,9 +100,10 @@ class Attention(NamedTuple):
         return alpha
 
     def logit_parameters(self) -> Tensor:
-        """Returns all trained values that the logits are computed from, but alpha, as one vector.
+        """Returns all trained values that the logits are computed from, as one vector.
 
-        They are the weights of the query and key projections, and the parameters and buffers of the functions.
+        They are the weights of the query and key projections, and the parameters and buffers of the functions. The
+        weights alpha of a mixture are left out, because they have a result of their own (`alpha`).
         """
         values = [torch.empty(0)]  # a function may have no parameters, and torch joins no empty list
         for part_name in ("q_proj", "k_proj", "synthesizer"):
@@ -118,11 +119,15 @@ class Attention(NamedTuple):
     @torch.no_grad()
     def logits_without_input(self, length: int) -> Tensor | None:
         """Returns the logits (H, T, T) for `length` tokens, or None if they depend on what the tokens are."""
-        has_dot_products = not is_synthetic(self.module) or self.module.q_proj is not None
+        if not is_synthetic(self.module):
+            return None  # fairseq's attention, whose logits are dot products of queries and keys
+        has_dot_products = self.module.q_proj is not None  # A function reads queries and keys.
         if has_dot_products:
             return None
-        # Logits that depend on the input have a matrix for each sentence of a batch, other logits have one for all.
-        two_sentences = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)
+        # Whether the logits depend on the input can be seen from their size for a batch of two sentences: if they do,
+        # there is a matrix for each sentence, otherwise one for both. Which sentences does not matter, so their vectors
+        # are zeros.
+        two_sentences = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)  # (T, B, C)
         logits = join_logits(self.module, Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length))
         num_matrices = logits.size(0)
         if num_matrices > 1:
@@ -219,7 +224,7 @@ def compute_dot_products(module: MultiheadAttention, query: Tensor, key: Tensor)
 
 
 def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:
-    """Computes the logits of each group of heads, and joins them to those of all heads.
+    """Returns the logits of all heads of this plugin's attention, computed group by group and put side by side.
 
     Args:
         module: this plugin's attention. The heads of a group have the same functions.
@@ -230,6 +235,7 @@ def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:
     """
     length = inputs.src_len
     logits_by_group = [logits.total(length) for logits in module.synthesizer(inputs)]
+    # Logits that do not depend on the input have a batch size of 1. If another group has B sentences, all get B.
     bsz = max(logits.size(0) for logits in logits_by_group)
     expanded = []
     for logits, num_heads in zip(logits_by_group, module.heads_of_groups()):

@@ -40,8 +40,11 @@ class Loaded(NamedTuple):
             the model; None if its training began with the weights of another checkpoint, which are not known here.
         """
         options = self.cfg.checkpoint
-        restores_another_checkpoint = options.reset_optimizer and options.restore_file != "checkpoint_last.pt"
-        if options.finetune_from_model or restores_another_checkpoint:
+        # A training begins with another one's weights after --finetune-from-model, or after --restore-file with
+        # --reset-optimizer. Without --reset-optimizer, the restored checkpoint is an earlier state of the same
+        # training, which goes on. "checkpoint_last.pt", the default, is the training's own checkpoint too.
+        restores_another_training = options.reset_optimizer and options.restore_file != "checkpoint_last.pt"
+        if options.finetune_from_model or restores_another_training:
             logger.warning(f"{self.path}: trained from another checkpoint's weights, so there is no initial state")
             return None
         utils.set_torch_seed(self.cfg.common.seed)
@@ -138,8 +141,9 @@ def check_architecture(path: Path, cfg: Any) -> str:
 def check_embeddings(path: Path, model_name: str, weights: dict[str, Tensor], has_data: bool) -> None:
     """Checks that a model embeds tokens, and that its dictionary is known.
 
-    Without data, dictionaries are made up from the number of embedded tokens. A model that embeds the characters of
-    its words has no such number, so it needs the dictionary of its data.
+    Without data, a dictionary is made up that has as many entries as the model has embeddings of tokens. A model that
+    builds the vector of a word from the word's characters has no embeddings of tokens, so it needs the data's
+    dictionary.
 
     Args:
         path: the checkpoint, for the error message.
@@ -151,12 +155,10 @@ def check_embeddings(path: Path, model_name: str, weights: dict[str, Tensor], ha
         SynthesizerError: the model embeds no tokens, or it embeds characters and there is no data.
     """
     embeds_characters = any("embed_tokens.char_embeddings" in name for name in weights)
-    if embeds_characters:
-        if not has_data:
-            raise SynthesizerError(
-                f"{path}: embeds the characters of its words, and only its data has those; give --data"
-            )
-    elif not count_embeddings(weights):
+    embeds_tokens = bool(count_embeddings(weights))
+    if embeds_characters and not has_data:
+        raise SynthesizerError(f"{path}: embeds the characters of its words, and only its data has those; give --data")
+    if not embeds_characters and not embeds_tokens:
         raise SynthesizerError(
             f"{path}: its model {model_name!r} is no Transformer or Synthesizer: it embeds no tokens"
         )
@@ -204,14 +206,14 @@ def check_dictionaries(path: Path, data: Path, task: Any, sizes: dict[str, int])
 
 
 def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest: int | None = None) -> list[int]:
-    """Loads a split of the data and returns the indices of its first sentences, shortest first.
+    """Loads a split of the data, and returns the indices of the sentences that the model can read, sorted by length.
 
-    Sentences that are too long for the model are left out, with a warning.
+    Sentences that are too long are left out, with a warning.
 
     Args:
         loaded: the model, with data.
         subset: the split.
-        sentences: how many sentences to take from the beginning of the split; None for all.
+        sentences: how many sentences of the split to take, from its beginning; None for all.
         longest: the most tokens that a sentence may have; None for the model's own limit.
 
     Raises:

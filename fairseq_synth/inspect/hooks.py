@@ -80,22 +80,26 @@ def name_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
 
 
 @contextlib.contextmanager
-def reading(model: nn.Module, read: Callable[[Reading], None]) -> Iterator[None]:
+def reading(model: nn.Module, on_logits: Callable[[Reading], None]) -> Iterator[None]:
     """Reads the logits of all attentions in the forward passes that the body makes.
 
     Args:
         model: with attentions of fairseq or of this plugin; its forward passes are over whole sentences.
-        read: is called with the logits of each attention, as soon as it has computed them.
+        on_logits: is called with the logits of each attention, as soon as the attention has been called.
     """
 
     def make_hook(attention: Attention) -> Callable[..., None]:
-        def read_call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Returns the forward hook of an attention, which torch calls after each call of the attention."""
+
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            """Computes the logits again from the arguments of the call, and hands them on."""
             arguments = name_arguments(args, kwargs)
+            # fairseq gives a mask to self-attention only to hide later tokens.
             causal = attention.kind == "self" and arguments.get("attn_mask") is not None
             logits = compute_logits(module, arguments["query"], arguments.get("key"))
-            read(Reading(attention, logits, causal))
+            on_logits(Reading(attention, logits, causal))
 
-        return read_call
+        return hook
 
     handles = []
     for attention in attentions(model):
@@ -216,8 +220,9 @@ def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[
             replacement = HeadReplacement(attention, head_numbers, logits[attention.name])
             module = attention.module
             handles.append(module.register_forward_pre_hook(replacement.keep_arguments, with_kwargs=True))
+            # The outputs of the heads are the input of the output projection: a hook before it can replace them.
             handles.append(module.out_proj.register_forward_pre_hook(replacement.replace_outputs))
-    with hooked(model, handles):
+    with hooked(model, handles):  # removes the hooks at the end
         yield
 
 
@@ -261,35 +266,55 @@ def count_branches(layer: nn.Module) -> int:
 
 
 @contextlib.contextmanager
+def chosen_branches(model: nn.Module, skip: bool, feed_forward: bool) -> Iterator[None]:
+    """Leaves some branches of all layers out of the forward passes that the body makes.
+
+    Replaces the method ``residual_connection`` of each layer (fairseq), which adds the output of a branch to its input,
+    and restores it at the end. If both flags are True, the layers compute the same as without this function.
+
+    Args:
+        model: a Transformer of fairseq.
+        skip: False leaves the skip connections out, so that a branch's output stands alone; layer norms stay.
+        feed_forward: False leaves the feed-forward layers out: what would enter them goes on.
+    """
+    changed_layers = []
+    try:
+        for stack in find_stacks(model).values():
+            for layer in stack.layers:
+                # An attribute of the layer hides the method of its class.
+                layer.residual_connection = make_connection(count_branches(layer), skip, feed_forward)
+                changed_layers.append(layer)
+        yield
+    finally:
+        for layer in changed_layers:
+            del layer.residual_connection  # so that the method of the class is called again
+
+
+@contextlib.contextmanager
 def layer_outputs(
-    model: nn.Module, read: Callable[[LayerOutput], None], skip: bool, feed_forward: bool
+    model: nn.Module, on_output: Callable[[LayerOutput], None], skip: bool, feed_forward: bool
 ) -> Iterator[None]:
     """Reads the outputs of all layers in the forward passes that the body makes, with or without some branches.
 
     Args:
         model: a Transformer of fairseq.
-        read: is called with the output of each layer, as soon as it is computed.
-        skip: False leaves the skip connections out, so that a branch's output stands alone; layer norms stay.
-        feed_forward: False leaves the feed-forward layers out: what would enter them goes on.
+        on_output: is called with the output of each layer, as soon as it is computed.
+        skip: False leaves the skip connections out; see `chosen_branches`.
+        feed_forward: False leaves the feed-forward layers out.
     """
 
     def make_hook(stack_name: str, layer_number: int) -> Callable[..., None]:
-        def read_output(module: Any, args: Any, output: Any) -> None:
-            x = output[0] if isinstance(output, tuple) else output  # a decoder layer also returns attention weights
-            read(LayerOutput(stack_name, layer_number, x))
+        """Returns the forward hook of a layer, which torch calls after each call of the layer."""
 
-        return read_output
+        def hook(module: Any, args: Any, output: Any) -> None:
+            x = output[0] if isinstance(output, tuple) else output  # a decoder layer also returns attention weights
+            on_output(LayerOutput(stack_name, layer_number, x))
+
+        return hook
 
     handles = []
-    changed_layers = []
     for stack_name, stack in find_stacks(model).items():
         for layer_number, layer in enumerate(stack.layers):
             handles.append(layer.register_forward_hook(make_hook(stack_name, layer_number)))
-            layer.residual_connection = make_connection(count_branches(layer), skip, feed_forward)
-            changed_layers.append(layer)
-    try:
-        with hooked(model, handles):
-            yield
-    finally:
-        for layer in changed_layers:
-            del layer.residual_connection  # the attribute of the object, which hid the method of its class
+    with chosen_branches(model, skip, feed_forward), hooked(model, handles):
+        yield

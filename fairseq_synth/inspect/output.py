@@ -49,13 +49,19 @@ class OutputFolder:
 
 @contextlib.contextmanager
 def output_folder(out: Path) -> Iterator[OutputFolder]:
-    """Makes a folder, yields a writer for it, and removes the folder at the end if nothing is in it.
+    """Makes the folder `out`, and yields a writer for it, so that the body can write results and pictures.
+
+    A second, hidden folder beside it holds files that are being written, and is removed at the end. If the body has
+    written nothing, the folder `out` is removed, too, unless it existed before.
+
+    Args:
+        out: a new or empty folder, or a link to an empty folder.
 
     Raises:
         SynthesizerError: there is something of that name that is no empty folder, or no folder can be made there.
     """
     try:
-        folder = out.resolve()  # `out` may be a link to an empty folder, and stays one
+        folder = out.resolve()  # If `out` is a link, the files are written where it points, and the link stays.
         is_new = not folder.exists()
         if not is_new and not is_empty_folder(folder):
             raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")

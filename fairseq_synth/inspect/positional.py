@@ -62,14 +62,15 @@ class Constants(NamedTuple):
         """
         length = min(self.by_position.size(-1), size)
         by_position = self.by_position[:, :length, :length]
-        result = toeplitz(self.by_distance, size)
-        by_distance = result[:, :length, :length]
-        # A constant that is added to a row does not change its softmax. So the logits by distance in these rows are
-        # raised until they have the same mean as the logits by position whose row they continue.
-        difference = (by_position - by_distance).mean(dim=-1, keepdim=True)
-        result[:, :length, length:] += difference
-        result[:, :length, :length] = by_position
-        return result
+        by_distance = toeplitz(self.by_distance, size)  # (H, size, size)
+        # In the first rows, the logits by position (left) are continued by logits by distance (right). A constant that
+        # is added to a whole row does not change its softmax, so each kind of logits may lie higher than the other by
+        # any amount. The right part is shifted by the amount that makes both kinds have the same mean on the left.
+        difference = (by_position - by_distance[:, :length, :length]).mean(dim=-1, keepdim=True)  # (H, length, 1)
+        right_of_by_position = by_distance[:, :length, length:] + difference
+        first_rows = torch.cat([by_position, right_of_by_position], dim=2)  # (H, length, size)
+        later_rows = by_distance[:, length:]  # (H, size - length, size)
+        return torch.cat([first_rows, later_rows], dim=1)
 
 
 def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
@@ -83,15 +84,16 @@ def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
         weights: the mean of the observed weights (H, T, T) over sentences of T tokens.
         causal: True if row i sees no column after i; the logits of these columns are 0.
     """
-    total = weights.total.double()
+    total = weights.total.double()  # (H, T, T)
     length = total.size(-1)
-    sentences_of_length = count_sentences(weights)
-    visible = torch.ones(length, length, dtype=torch.bool)
+    sentences_of_length = count_sentences(weights)  # (T,)
+    visible = torch.ones(length, length, dtype=torch.bool)  # (T, T)
     if causal:
         visible = visible.tril()
-    by_position = most_likely_logits(total, sentences_of_length, visible)
-    by_distance = most_likely_logits(sum_by_distance(total), sentences_of_length, visible)
-    visible_distances = sum_by_distance(visible[None].double()) > 0
+    by_position = most_likely_logits(total, sentences_of_length, visible)  # (H, T, T)
+    by_distance = most_likely_logits(sum_by_distance(total), sentences_of_length, visible)  # (H, 2 T - 1)
+    num_visible_cells = sum_by_distance(visible[None].double())  # (1, 2 T - 1), how many cells of a distance are seen
+    visible_distances = num_visible_cells > 0
     return Constants(
         by_position=centre(by_position, visible.expand_as(by_position)),
         by_distance=centre(by_distance, visible_distances.expand_as(by_distance)),
@@ -116,10 +118,8 @@ def centre(logits: Tensor, visible: Tensor) -> Tensor:
 def most_likely_logits(observed: Tensor, sentences_of_length: Tensor, visible: Tensor) -> Tensor:
     """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
-    The fit works on scores, which are exp(logits). In each step, the score of a cell becomes its observed weight
-    divided by the weight that it would have with a score of 1, if the sum of each row stayed the same. These steps are
-    those of Hunter 2004 (MM algorithms for generalized Bradley-Terry models, section 5). None of them makes the
-    observed weights less likely.
+    The fit works on scores, which are exp(logits): all begin as 1, and each step of `improve_scores` makes the observed
+    weights more likely, until the scores hardly change any more.
 
     Args:
         observed: the observed weights, summed over all sentences, by position (H, T, T) or by distance (H, 2 T - 1).
@@ -127,22 +127,52 @@ def most_likely_logits(observed: Tensor, sentences_of_length: Tensor, visible: T
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         visible: (T, T), False where a row does not see a column.
     """
-    length = len(sentences_of_length)
-    is_by_distance = observed.dim() == 2
-    scores = visible.to(observed).expand(len(observed), length, length)  # by position in both cases
+    scores = torch.ones_like(observed)  # by position or by distance, as the observed weights
+    cell_scores = spread_over_cells(scores, visible)  # (H, T, T) in both cases
     for _ in range(FIT_STEPS):
-        expected = expect_weights_of_score_one(scores, sentences_of_length) * visible
-        if is_by_distance:
-            expected = sum_by_distance(expected)
-        fitted = observed / expected.clamp(min=SMALLEST_SUM)
-        fitted = (fitted / fitted.amax(dim=-1, keepdim=True)).clamp(min=SMALLEST_SCORE)
-        fitted_by_position = toeplitz(fitted, length) if is_by_distance else fitted
-        new_scores = fitted_by_position * visible
-        has_converged = bool(((new_scores - scores).abs() <= FIT_TOLERANCE * scores).all())
-        scores = new_scores
+        scores = improve_scores(observed, cell_scores, sentences_of_length, visible)
+        new_cell_scores = spread_over_cells(scores, visible)
+        has_converged = bool(((new_cell_scores - cell_scores).abs() <= FIT_TOLERANCE * cell_scores).all())
+        cell_scores = new_cell_scores
         if has_converged:
             break
-    return fitted.log()
+    return scores.log()
+
+
+def improve_scores(observed: Tensor, cell_scores: Tensor, sentences_of_length: Tensor, visible: Tensor) -> Tensor:
+    """Does one step of the fit of `most_likely_logits`, and returns the new scores, of the size of `observed`.
+
+    The score of a cell becomes its observed weight divided by the weight that it would have with a score of 1, if the
+    sum of each row stayed the same. This is the step of Hunter 2004 (MM algorithms for generalized Bradley-Terry
+    models, section 5), which never makes the observed weights less likely.
+
+    Args:
+        observed: as for `most_likely_logits`, by position (H, T, T) or by distance (H, 2 T - 1).
+        cell_scores: the scores before the step by position, (H, T, T), 0 where a row does not see a column.
+        sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
+        visible: (T, T), False where a row does not see a column.
+    """
+    expected = expect_weights_of_score_one(cell_scores, sentences_of_length) * visible
+    is_by_distance = observed.dim() == 2
+    if is_by_distance:
+        expected = sum_by_distance(expected)
+    scores = observed / expected.clamp(min=SMALLEST_SUM)
+    # The softmax of a row stays the same if all its scores are divided by one number. So the largest score is made 1,
+    # and a score has the same lower limit relative to it in each row, or in each head if the scores are by distance.
+    relative_scores = scores / scores.amax(dim=-1, keepdim=True)
+    return relative_scores.clamp(min=SMALLEST_SCORE)
+
+
+def spread_over_cells(scores: Tensor, visible: Tensor) -> Tensor:
+    """Returns scores by position, (H, T, T), with 0 where a row does not see a column.
+
+    Args:
+        scores: by position (H, T, T), or by distance (H, 2 T - 1).
+        visible: (T, T), False where a row does not see a column.
+    """
+    is_by_distance = scores.dim() == 2
+    by_position = toeplitz(scores, size=len(visible)) if is_by_distance else scores
+    return by_position * visible
 
 
 def expect_weights_of_score_one(scores: Tensor, sentences_of_length: Tensor) -> Tensor:

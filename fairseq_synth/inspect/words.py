@@ -104,16 +104,22 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = N
 
 
 def function_parameters(function: str, constants: Constants, length: int, rank: int) -> dict[str, Tensor]:
-    """Returns the parameters with which a function of the paper computes given logits by position, or nearly so.
+    """Returns the parameters with which a function computes the logits of fitted constants, as nearly as it can.
+
+    ``random`` computes the logits by position exactly. ``relative_random`` computes the logits by distance.
+    ``factorized_random`` computes the best approximation of the logits by position that its rank allows.
 
     Args:
         function: ``random``, ``relative_random`` or ``factorized_random``.
-        constants: the logits.
-        length: the longest sentence that the function takes.
-        rank: the rank of ``factorized_random``, which can only compute an approximation of this rank.
+        constants: the logits, by position and by distance.
+        length: the longest sentence that the function takes, or, for ``relative_random``, the largest distance that has
+            a value of its own.
+        rank: the rank of ``factorized_random``.
 
     Returns:
-        {name: parameter}: R (H, length, length); or r (H, 2 length + 1), by distance; or R1 and R2 (H, length, rank).
+        {name: parameter}. For ``random``, R (H, length, length). For ``relative_random``, r (H, 2 length + 1), with a
+        value for each distance from -length to length; a sentence of `length` tokens needs all but the first and the
+        last one. For ``factorized_random``, R1 and R2 (H, length, rank).
     """
     if function == "random":
         return {"R": constants.matrix(length)}
@@ -151,13 +157,13 @@ def function_logits(function: str, parameters: dict[str, Tensor], length: int) -
 
     Args:
         function: ``random``, ``relative_random`` or ``factorized_random``.
-        parameters: {name: parameter}, as `function_parameters` returns them.
-        length: the number of tokens.
+        parameters: {name: parameter}, as `function_parameters` returns them for sentences of `length` tokens.
+        length: the number of tokens. Only ``relative_random`` reads it; the other parameters have this size already.
     """
-    if function == "relative_random":
-        return toeplitz(parameters["r"], length)
     if function == "random":
         return parameters["R"]
+    if function == "relative_random":
+        return toeplitz(parameters["r"], length)
     return parameters["R1"] @ parameters["R2"].transpose(1, 2)
 
 

@@ -34,6 +34,7 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
     averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()
     repeated_names = find_repeated_names(averages)
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
+    # The original only asks the model for its state dict.
     model_without_repeated_names = SimpleNamespace(state_dict=lambda: weights)
     original(self, model_without_repeated_names, updates)
 
@@ -92,6 +93,7 @@ def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *ar
         state = read_checkpoint(*args, **kwargs)
         extra_state = state.get("extra_state")
         if self.cfg.ema.store_ema and extra_state is not None and "ema" not in extra_state:
+            # A new dict of the same tensors is enough, because fairseq deletes the key "model" and not the tensors.
             extra_state["ema"] = dict(state["model"])
         return state
 

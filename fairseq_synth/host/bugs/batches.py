@@ -37,14 +37,17 @@ def resume_with_the_same_batches(
     epoch = kwargs.get("epoch", 1)
     if epoch == 1 or not will_reuse_batches(self, dataset, kwargs):
         return original(self, dataset, *args, **kwargs)
-    kwargs["epoch"] = 1
+    kwargs["epoch"] = 1  # fairseq forms the batches of this epoch
     iterator = original(self, dataset, *args, **kwargs)
-    iterator.epoch = epoch
+    iterator.epoch = epoch  # but goes on with the current epoch
     return iterator
 
 
 def will_reuse_batches(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
-    """Returns whether fairseq forms new batches now and will use them in later epochs too.
+    """Returns whether fairseq forms new batches in this call and will use the same batches in later epochs too.
+
+    This asks what ``FairseqTask.get_batch_iterator`` asks. If its cache of iterators is disabled, or if batches are
+    rebuilt, every epoch gets batches of its own, with or without an interruption.
 
     Args:
         task: the task that forms the batches.
@@ -52,10 +55,10 @@ def will_reuse_batches(task: FairseqTask, dataset: Any, arguments: dict[str, Any
         arguments: the keyword arguments of the call of ``FairseqTask.get_batch_iterator``.
     """
     has_batches_already = dataset in task.dataset_to_epoch_iter
-    # with sharded data, every epoch reads another part of the data
-    is_sharded = arguments.get("disable_iterator_cache") or arguments.get("update_epoch_batch_itr")
+    # fairseq disables its cache, for example, for sharded data, where every epoch reads another part of the data.
+    is_cache_disabled = arguments.get("disable_iterator_cache") or arguments.get("update_epoch_batch_itr")
     is_rebuilt_every_epoch = getattr(getattr(task, "cfg", None), "rebuild_batches", False)
-    if has_batches_already or is_sharded or is_rebuilt_every_epoch:
+    if has_batches_already or is_cache_disabled or is_rebuilt_every_epoch:
         return False
     return task.can_reuse_epoch_itr(dataset)
 

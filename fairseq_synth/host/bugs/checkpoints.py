@@ -77,10 +77,13 @@ def number_checkpoints_at_epoch_ends(
 ) -> Any:
     """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): no numbered checkpoint is missing.
 
-    With ``--save-interval-updates``, fairseq writes checkpoint_EPOCH_UPDATES.pt regularly. At the end of an epoch, it
-    writes checkpointEPOCH.pt instead or, with ``--no-epoch-checkpoints``, neither of them. The average of the last
-    checkpoints would lack this one. If epochs are short, every save may be at the end of an epoch. With
-    ``--no-epoch-checkpoints``, the replacement therefore tells fairseq that the epoch has not ended.
+    With ``--save-interval-updates N``, fairseq writes checkpoint_EPOCH_UPDATES.pt every N updates. If such a save is
+    at the end of an epoch, it writes checkpointEPOCH.pt instead. With ``--no-epoch-checkpoints``, it then writes none
+    of the two files, and an average of the last checkpoints lacks the weights of this update. (If epochs are short, all
+    saves may be at the end of an epoch.)
+
+    With ``--no-epoch-checkpoints``, the replacement tells fairseq that the epoch has not ended, so that it writes
+    checkpoint_EPOCH_UPDATES.pt. Without this flag it changes nothing.
 
     Args:
         original: fairseq's function.

@@ -42,9 +42,12 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
 
     Raises SynthesizerError if the data have no files whose names contain the two languages.
     """
+    # A flag that is not given is None. A command without such a flag, for which the default here is "", lacks nothing.
     lacks_source = getattr(flags, "source_lang", "") is None
     lacks_target = getattr(flags, "target_lang", "") is None
-    if not getattr(flags, "tokenizer", None) or not (lacks_source or lacks_target):
+    lacks_language = lacks_source or lacks_target
+    has_tokenizer = bool(getattr(flags, "tokenizer", None))
+    if not has_tokenizer or not lacks_language:
         return
     source, target = infer_language_pair(split_paths(flags.data)[0])
     if source is None or target is None:

@@ -61,6 +61,7 @@ def skip_finished_training(original: Callable[..., Any], cfg: Any, trainer: Any,
     if limits.max_update and updates >= limits.max_update:
         logger.info(f"nothing to do: {updates} updates are trained, --max-update is {limits.max_update}")
         return extra_state, NoEpochLeft(batches)
+    # With 0 updates the training is new. A limit of 0 hours is no limit.
     if updates and 0 < limits.stop_time_hours < hours:
         logger.info(
             f"nothing to do: the training has taken {hours:.1f} hours, --stop-time-hours is {limits.stop_time_hours}"
@@ -82,6 +83,7 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
     number of validations since then only in memory. The replacement adds them to `extra_state`, and `resume_patience`
     reads them again.
     """
+    # If there are two modules, the second one, ``__main__``, runs the training. Its count replaces that of the first.
     for module in training_modules():
         # fairseq keeps the count in attributes of its function should_stop_early
         best_score = getattr(module.should_stop_early, "best", None)
@@ -110,30 +112,33 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
     Returns:
         What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch.
     """
+    # This must look at the files and flags as they are before the checkpoint is loaded.
     is_new_training = begins_new_training(cfg, trainer)
     extra_state, batches = original(cfg, trainer, **kwargs)
     if is_new_training or extra_state is None:
-        saved_count = None
+        saved_patience = None
     else:
-        saved_count = find_saved_count(extra_state, metric=cfg.best_checkpoint_metric)
+        saved_patience = find_saved_patience(extra_state, metric=cfg.best_checkpoint_metric)
     for module in training_modules():
-        restore_patience(module.should_stop_early, saved_count)
-    if saved_count is not None and 0 < cfg.patience <= saved_count["num_runs"]:
-        validations = saved_count["num_runs"]
+        # fairseq keeps the count in attributes of this function.
+        restore_patience(module.should_stop_early, saved_patience)
+    if saved_patience is not None and 0 < cfg.patience <= saved_patience["num_runs"]:
+        validations = saved_patience["num_runs"]
         logger.info(f"nothing to do: the last {validations} validations were no better, --patience is {cfg.patience}")
         return extra_state, NoEpochLeft(batches)
     return extra_state, batches
 
 
-def find_saved_count(extra_state: dict[str, Any], metric: str) -> dict[str, Any] | None:
+def find_saved_patience(extra_state: dict[str, Any], metric: str) -> dict[str, Any] | None:
     """Returns the count of ``--patience`` that `save_patience` has saved in the extra state of a checkpoint.
 
-    Returns None if there is none, or if it is of another metric, whose scores cannot be compared.
+    It is a dict with the best score ("best"), the number of validations since then ("num_runs"), and the metric of the
+    score ("metric"). Returns None if there is none, or if it is of another metric, whose scores cannot be compared.
     """
-    saved_count = extra_state.get(STATE)
-    if saved_count is None or saved_count["metric"] != metric:
+    saved_patience = extra_state.get(STATE)
+    if saved_patience is None or saved_patience["metric"] != metric:
         return None
-    return saved_count
+    return saved_patience
 
 
 def begins_new_training(cfg: Any, trainer: Any) -> bool:
@@ -152,18 +157,19 @@ def begins_new_training(cfg: Any, trainer: Any) -> bool:
     return cfg.finetune_from_model is not None and not PathManager.exists(last_checkpoint)
 
 
-def restore_patience(should_stop_early: Any, saved_count: dict[str, Any] | None) -> None:
+def restore_patience(should_stop_early: Any, saved_patience: dict[str, Any] | None) -> None:
     """Sets the count of ``--patience``, which fairseq keeps in two attributes of its function ``should_stop_early``.
 
     Args:
         should_stop_early: fairseq's function, whose attributes are changed.
-        saved_count: the best score ("best") and the number of validations since then ("num_runs"); None to start anew.
+        saved_patience: the best score ("best") and the number of validations since then ("num_runs"); None to start
+            anew.
     """
-    if saved_count is not None:
-        should_stop_early.best = saved_count["best"]
-        should_stop_early.num_runs = saved_count["num_runs"]
+    if saved_patience is not None:
+        should_stop_early.best = saved_patience["best"]
+        should_stop_early.num_runs = saved_patience["num_runs"]
     elif hasattr(should_stop_early, "best"):
-        del should_stop_early.best
+        del should_stop_early.best  # Without it, fairseq sets both attributes anew after the next validation.
 
 
 def training_modules() -> list[ModuleType]:
@@ -196,11 +202,12 @@ def refuse_epoch_without_update(
     Args:
         original: fairseq's constructor.
         self: the new iterator.
-        iterable: the batches of an epoch.
+        iterable: the batches of an epoch. With ``--skip-remainder-batch``, fairseq has left out the last one already.
         chunk_size: the number of batches in an update, ``--update-freq``.
         skip_remainder_batch: the flag of this name.
     """
-    number_of_batches = len(iterable)  # before the original changes it
+    # The batches without the last one of the epoch. They are counted here because the original shortens `iterable`.
+    number_of_batches = len(iterable)
     original(self, iterable, chunk_size, skip_remainder_batch=skip_remainder_batch)
     if skip_remainder_batch and not self.has_next():
         raise SynthesizerError(

@@ -60,12 +60,18 @@ def load_language_model_with_target_words(
         LastTranslation.target_dictionary = get_target_dictionary(task)
         return original(filenames, arg_overrides, task, *args, **kwargs)
     target_dictionary = LastTranslation.target_dictionary
-    # Among fairseq's commands, only fairseq-generate calls this without a task. A user's program may call it for any
-    # model.
-    is_fairseq_command = has_fairseq_command(traceback.walk_stack(None))
-    if not is_fairseq_command or target_dictionary is None:
+    if target_dictionary is None or not is_called_by_fairseq_command():
         return original(filenames, arg_overrides, task, *args, **kwargs)
     return load_language_model(original, path=filenames[0], dictionary=target_dictionary, overrides=arg_overrides or {})
+
+
+def is_called_by_fairseq_command() -> bool:
+    """Returns whether one of fairseq's commands, and not a user's program, is among the callers of this function.
+
+    Among the commands, only fairseq-generate loads a model without a task, and only for ``--lm-path``. A user's program
+    may do so for any model.
+    """
+    return has_fairseq_command(traceback.walk_stack(None))
 
 
 @repair(
@@ -115,12 +121,14 @@ def load_prepared_language_model(path: str, dictionary: Dictionary, translation_
         flags: the flags of the search.
     """
     load_model_ensemble = fairseq.checkpoint_utils.load_model_ensemble
-    # if the function is replaced by load_language_model_with_target_words, take fairseq's own
+    # If the function is replaced by load_language_model_with_target_words, take fairseq's own, because the dictionary
+    # is known here and need not be remembered. The original is in `__wrapped__`, which functools.wraps has set.
     load_model_ensemble = getattr(load_model_ensemble, "__wrapped__", load_model_ensemble)
     language_models, _config = load_language_model(load_model_ensemble, path, dictionary, overrides={})
     language_model = language_models[0]
     weight = next(translation_model.parameters())
     language_model.to(device=weight.device, dtype=weight.dtype)
+    # Of fairseq's whole config, this method reads only the flags of the search and of the task.
     language_model.prepare_for_inference_(SimpleNamespace(generation=flags, task=None))
     return language_model
 
@@ -161,11 +169,14 @@ def load_language_model(
         check_dictionary(path, data=recorded_data(state), dictionary=dictionary)
         with tempfile.TemporaryDirectory() as folder:
             dictionary.save(os.path.join(folder, "dict.txt"))
+            # With `state`, fairseq reads no file and takes the settings from `state`, so the folder is set there. It is
+            # also passed on as an override, like all other settings that replace those of the checkpoint.
             set_data(state, folder)
             return load_model_ensemble([path], {**settings, "data": folder}, None, state=state)
     except Exception as error:
-        line = explain(error)
-        if line is None or "--lm-path" in line:
+        line = explain(error)  # None for an error that needs its traceback
+        names_the_flag = line is not None and "--lm-path" in line  # as the errors of `check_dictionary` do
+        if line is None or names_the_flag:
             raise
         raise SynthesizerError(f"--lm-path {path}: {line}") from error
 

@@ -38,6 +38,8 @@ def name_unreadable_checkpoints(original: Callable[..., Any], path: str, *args: 
 def explain_unreadable(error: Exception) -> str:
     """Returns in one line why a checkpoint could not be loaded, and what the user should do.
 
+    The order of the checks matters, because an error may fit several of them. The more specific ones come first.
+
     Args:
         error: what ``load_checkpoint_to_cpu`` of fairseq has raised.
     """

@@ -93,6 +93,7 @@ def read_mmap_size(file: BinaryIO) -> int:
         file: the index, read up to the end of its magic bytes. A header follows, then the number of tokens in each
             sentence, then the position of each sentence in the data file, in bytes.
     """
+    # The header has the version of the format, a code for the type of the tokens, and the number of sentences.
     _version, dtype_code, sentences = read_header(file, "<QBQ")
     sentence_lengths = read_numbers(file, sentences, np.int32)
     sentence_positions = read_numbers(file, sentences, np.int64)
@@ -110,7 +111,7 @@ def read_indexed_size(file: BinaryIO) -> int:
             second is used: it has the position of each sentence in the data file, in tokens, and the total number.
     """
     _version, _dtype_code, bytes_per_token, sentences, number_of_sizes = read_header(file, "<QQQQQ")
-    read_numbers(file, sentences + 1, np.int64)
+    read_numbers(file, sentences + 1, np.int64)  # skips the first array
     token_positions = read_numbers(file, sentences + 1, np.int64)
     read_numbers(file, number_of_sizes, np.int64)  # raises an error if the end of the index is missing
     total_tokens = int(token_positions[-1])

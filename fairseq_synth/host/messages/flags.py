@@ -47,6 +47,12 @@ LITERALS = {
 GENERATION_FLAGS = {field.name for field in dataclasses.fields(GenerationConfig)} - {"constraints"}
 
 
+# argparse's message about a value that is not among the choices of a flag, such as
+# "argument --arch/-a: invalid choice: 'transformr' (choose from 'fconv', 'lstm')". The list of choices is long if it
+# has 500 characters or more.
+LONG_LIST_OF_CHOICES = r"argument (?P<flag>\S+): invalid choice: '(?P<value>.*?)' \(choose from (?P<choices>.{500,})\)"
+
+
 @repair_parsed_flags(
     symptom="A mistake in a flag written in JSON or Python, as in `--eval-bleu-args`, gives an error without its name",
     versions="all versions",
@@ -135,13 +141,11 @@ def shorten_choices(original: Callable[..., Any], parser: argparse.ArgumentParse
     If the value of a flag is not one of its choices, argparse lists all choices. For ``--arch`` this list has 13,000
     characters. The replacement gives the parser another method ``error``.
     """
-    original_error = parser.error
+    original_error = parser.error  # The method prints a message about the command line, and ends the process.
 
     def suggest_similar_choices(message: str) -> None:
         """Raises SynthesizerError with similar choices if argparse lists very many; otherwise reports its message."""
-        # a list of choices is long if it has 500 characters or more
-        pattern = r"argument (?P<flag>\S+): invalid choice: '(?P<value>.*?)' \(choose from (?P<choices>.{500,})\)"
-        long_list = re.match(pattern, message, re.DOTALL)
+        long_list = re.match(LONG_LIST_OF_CHOICES, message, re.DOTALL)
         if long_list is None:
             original_error(message)
             return

@@ -54,10 +54,8 @@ def check_lengths(trainer: Any) -> None:
         SynthesizerError: the first validation set with a sentence that is too long.
     """
     task = trainer.task
-    for method in ("filter_indices_by_size", "get_batch_iterator"):
-        is_overridden = getattr(type(task), method) is not getattr(FairseqTask, method)
-        if is_overridden:
-            return
+    if has_own_batches(task):
+        return
     max_tokens = trainer.cfg.dataset.max_tokens_valid
     limits = resolve_max_positions(task.max_positions(), trainer.get_model().max_positions(), max_tokens)
     if limits is None or isinstance(limits, dict):
@@ -65,6 +63,14 @@ def check_lengths(trainer: Any) -> None:
     for subset in trainer.cfg.dataset.valid_subset.split(","):
         if subset in task.datasets:
             check_subset_lengths(task.dataset(subset), subset=subset, limits=limits, max_tokens=max_tokens)
+
+
+def has_own_batches(task: FairseqTask) -> bool:
+    """Returns whether the class of a task overrides how fairseq skips long sentences or forms batches."""
+    task_class = type(task)
+    skips_in_its_way = task_class.filter_indices_by_size is not FairseqTask.filter_indices_by_size
+    forms_batches_in_its_way = task_class.get_batch_iterator is not FairseqTask.get_batch_iterator
+    return skips_in_its_way or forms_batches_in_its_way
 
 
 def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int | None) -> None:
@@ -168,6 +174,7 @@ def check_classes(
     labels = [word for word in words if not re.match("madeupword|<mask>", word)]  # fairseq adds these two
     if len(labels) <= num_classes:
         return dataset
+    # More labels than classes are no mistake if this data set does not use the labels with the highest numbers.
     label_numbers = [int(dataset[i]["target"]) for i in range(len(dataset))]
     if any(number >= num_classes for number in label_numbers):
         raise SynthesizerError(

@@ -114,6 +114,7 @@ def keep_last_batch(
     arguments = inspect.signature(original).bind(indices, *args, **kwargs).arguments
     if arguments.get("fixed_shapes") is not None:
         return batches  # batches of fixed shapes are formed in another way, which leaves out no sentence
+    # fairseq puts the sentences into batches in the order of `indices`, so those that are left out are at the end.
     sentences_in_batches = sum(len(batch) for batch in batches)
     left_out = indices[sentences_in_batches:]
     if len(left_out) > 0:
@@ -146,6 +147,7 @@ def keep_bucketed_sentences(
         What the original returns: the numbers of the sentences to keep, and those of the sentences to skip.
     """
     has_buckets = self.buckets is not None
+    # This changes the padded lengths in the data set, which the original then compares with the limits.
     if has_buckets and max_sizes is not None:
         if isinstance(max_sizes, (tuple, list)):
             max_source_length, max_target_length = max_sizes
@@ -173,7 +175,8 @@ def shorten_padding(dataset: LanguagePairDataset, max_source_length: float, max_
         shorten_padding_of_side(dataset.tgt, lengths=lengths[:, 1], max_length=max_target_length)
     else:
         shorten_padding_of_side(dataset.src, lengths=lengths, max_length=max_source_length)
-    # fairseq has computed these two attributes from the padded lengths, to form batches
+    # fairseq has computed these two attributes from the padded lengths, to form batches. A bucket is a pair of shapes
+    # there; the first is None, and the second is the number of tokens of each of its sentences.
     dataset.bucketed_num_tokens = dataset.num_tokens_vec(np.arange(len(dataset)))
     dataset.buckets = [(None, num_tokens) for num_tokens in np.unique(dataset.bucketed_num_tokens)]
 
@@ -227,9 +230,9 @@ def skip_sentences_over_max_tokens(
 def cut_context_padding(original: Callable[..., Any], self: LMContextWindowDataset, samples: Any) -> Any:
     """Replaces ``LMContextWindowDataset.collater`` (``original``): pads a batch only up to its longest row.
 
-    With ``--context-window``, each row of text begins with the last tokens of the row before it. fairseq pads every
-    batch as if all of these tokens fitted. A model with a longest sentence would refuse such a batch, although each of
-    its rows fits.
+    With ``--context-window W``, each row of text begins with up to W of the last tokens of the row before it. fairseq
+    pads every batch to the length of its longest row plus W, even if no row gets so many tokens. A model with a longest
+    sentence would refuse such a batch, although each of its rows fits.
     """
     batch = original(self, samples)
     tokens = batch["net_input"]["src_tokens"]  # (rows, tokens), with the padding on the right
@@ -252,12 +255,12 @@ def refuse_rows_left_out(
     """Replaces ``LanguageModelingTask.eval_lm_dataloader`` (``original``): refuses rows that the model cannot take.
 
     ``fairseq-eval-lm`` cuts a text into rows of ``--tokens-per-sample`` tokens, 1024 by default. fairseq leaves out
-    rows that are longer than the model's limit. It would score a model that was trained on shorter rows only on the end
-    of the text. The replacement raises SynthesizerError instead.
+    rows that are longer than the model's limit. If the limit is below ``--tokens-per-sample``, only the last row of the
+    text, which may be shorter, would be scored. The replacement raises SynthesizerError instead.
     """
     arguments = inspect.signature(original).bind(self, dataset, *args, **kwargs).arguments
     limit = arguments.get("max_positions")
-    if isinstance(limit, int):
+    if isinstance(limit, int):  # a language model has a single limit; None is no limit
         check_row_lengths(self, dataset, limit)
     return original(self, dataset, *args, **kwargs)
 
@@ -269,8 +272,9 @@ def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> N
         return
     adds_bos = getattr(task.args, "add_bos_token", False)
     bos = " in addition to the token of --add-bos-token" if adds_bos else ""
+    hint = length_hint(f"max_positions={limit}")
     raise SynthesizerError(
         f"--tokens-per-sample: {number_too_long} of {len(dataset)} rows are longer than the {limit} tokens that the "
         f"model takes{bos}, and fairseq would leave them out; give at most {limit}, and also --sample-break-mode none "
-        "if single sentences are longer" + length_hint(f"max_positions={limit}")
+        f"if single sentences are longer{hint}"
     )

@@ -104,7 +104,7 @@ def config_types() -> list[Any]:
         omegaconf.base.ContainerMetadata,
         omegaconf.base.Metadata,
         omegaconf.nodes.AnyNode,
-        Any,
+        Any,  # omegaconf stores the declared type of each value, which may be typing.Any
         dict,
         list,
         int,

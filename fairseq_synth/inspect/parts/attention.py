@@ -258,7 +258,7 @@ class SentenceInBatch(NamedTuple):
 def read_single_sentences(inspection: Inspection, pad: int) -> list[Results]:
     """Returns the tokens and the weights of every attention for a few single sentences.
 
-    They are the first sentences of the data that fit a picture.
+    They are the first sentences of the data that fit a picture. If there are too few, the first longer ones follow.
 
     Args:
         inspection: the inspection, with data.

@@ -73,14 +73,17 @@ def measure(inspection: Inspection) -> None:
 def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str, list[float]]]:
     """Returns how much each head matters to the loss, by two measures.
 
+    ``gradient`` is the derivative of the loss with respect to a factor of 1 on the output of a head, in nats (see
+    `importance_by_gradient`). ``left_out`` is by how much the loss grows if the head is removed, in bits. The loss is
+    a mean over tokens, or, if the model is an encoder alone, over masked tokens or examples.
+
     Args:
         loaded: the model, with data.
         batches: the data.
 
     Returns:
-        {attention: {``gradient``: the derivative of the loss with respect to a factor of 1 on each head, in nats, see
-        `importance_by_gradient`; ``left_out``: by how much the loss grows without each head, in bits}}. Both are by
-        token, for an encoder by masked token or example.
+        {attention: {measure: its value for each head}}, such as ``{"encoder.self.0": {"gradient": [0.2, 0.1],
+        "left_out": [0.5, 0.3]}}``.
     """
     gradients = importance_by_gradient(loaded, batches)
     increases = importance_by_leaving_out(loaded, batches)
@@ -92,7 +95,8 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
 
     For each sentence, this is the absolute derivative of the loss with respect to the factor, where the factor is 1
     (Michel et al. 2019, arXiv 1905.10650, eq. 2). The loss is the one that the model was trained with. The sum over the
-    sentences is divided by the number of tokens, or for an encoder of masked tokens or examples.
+    sentences is divided by the number of tokens if the model has a decoder, by the number of masked tokens if it is a
+    masked language model, and by the number of examples if it is a classifier.
 
     Args:
         loaded: the model, with data.
@@ -155,11 +159,21 @@ def importance_by_leaving_out(loaded: Loaded, batches: list[Batch]) -> dict[str,
 def measure_removals(inspection: Inspection) -> Results:
     """Measures loss and BLEU as more and more heads are removed, the least important by gradient first.
 
-    This is done for each kind of attention alone. BLEU is measured only for models that translate.
+    This is done for each kind of attention alone. BLEU is measured only for models that translate; for others, it is
+    None, and so are its signature and the size of the beam.
 
     Returns:
-        ``groups``, {kind of attention, such as ``encoder.self``: {``share`` of its heads that are removed, ``loss`` in
-        bits, ``bleu`` or None: a value for each step}}; ``signature`` of BLEU, and the ``beam``, or None.
+        for each kind of attention, a list with a value for each step: the share of heads that are removed, the loss in
+        bits, and BLEU. For example, with three steps::
+
+            {
+                "groups": {
+                    "encoder.self": {"share": [0, 0.5, 1], "loss": [2.1, 2.4, 5.0], "bleu": [30.1, 24.0, 0.4]},
+                    ...
+                },
+                "signature": "BLEU|...",
+                "beam": 4,
+            }
     """
     loaded = inspection.loaded
     curves: dict[str, dict[str, list[Any]]] = {}

@@ -18,6 +18,7 @@ from .layout import (
 from .models import Model, group_titles, loss_label, names_by_group
 
 ALPHA_COLUMNS = 4
+ALPHA_HEIGHT = 0.85  # inches, of a panel
 LINE_STYLES = ("-", "--", ":")  # the second and third are for layers beyond the ten colors
 NUM_COLORS = 10  # that matplotlib calls C0 to C9
 MARKERS = ("o", "s", "^", "D", "v", "x")
@@ -40,7 +41,7 @@ def alpha(models: Sequence[Model]) -> Picture:
     return Picture(
         name="alpha",
         panels=flatten_rows(rows),
-        size=(WIDTH, margins.picture_height(len(rows) * 0.85, num_rows=len(rows))),
+        size=(WIDTH, margins.picture_height(len(rows) * ALPHA_HEIGHT, num_rows=len(rows))),
         columns=max(len(row) for row in rows),
         share_y=True,
         margins=margins,
@@ -124,16 +125,19 @@ def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:
 def rank(models: Sequence[Model]) -> Picture:
     """Draws how far the tokens are from being alike after each layer, trained and initial, with a color for each model.
 
-    There is a row of panels for encoder and decoder, and a column for each choice of the layers' branches.
+    There is a row of panels for the encoder and one for the decoder. A column shows the layers with some of their
+    branches, which are the self-attention, the feed-forward layer and the skip connections: ``attention alone``, for
+    example, leaves the other branches out.
     """
-    trained = models[0].results["layers"]["trained"]  # {encoder or decoder: {branches: distances}}
+    trained = models[0].results["layers"]["trained"]  # {encoder or decoder: {name of the branches: distances}}
+    stacks = list(trained)
+    branch_names = list(trained[stacks[0]])  # The decoder is measured with the same branches as the encoder.
     rows: list[Row] = []
-    for stack, distances_by_branches in trained.items():
-        rows.append([rank_panel(models, stack, branches) for branches in distances_by_branches])
-    branches_of_first_stack = next(iter(trained.values()))
-    rows = title_columns(rows, list(branches_of_first_stack))
+    for stack in stacks:
+        rows.append([rank_panel(models, stack, branches) for branches in branch_names])
+    rows = title_columns(rows, branch_names)
     rows = label_below(rows, "layer")
-    rows = label_rows(rows, [f"{stack}: distance\nfrom equal rows" for stack in trained])
+    rows = label_rows(rows, [f"{stack}: distance\nfrom equal rows" for stack in stacks])
     margins = Margins(left=0.8, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.3)
     return Picture(
         name="rank",
@@ -158,16 +162,18 @@ def rank_panel(models: Sequence[Model], stack: str, branches: str) -> Panel:
     for number, model in enumerate(models):
         style = {"linewidth": 1, "marker": MARKERS[number % len(MARKERS)], "markersize": 3}
         for state, line_style in (("initial", "--"), ("trained", "-")):
-            by_stack = model.results["layers"].get(state, {})
+            by_stack = model.results["layers"].get(state, {})  # the initial state is not always known
             if stack in by_stack:
                 distances = by_stack[stack][branches]["equal_rows"]
                 layers = list(range(len(distances)))
+                # The legend has one entry for the two lines of a model, which have the same color.
                 label = model.name if state == "trained" else None
                 calls.append(line(layers, distances, label, model.color, linestyle=line_style, **style))
     # Empty gray lines explain the two styles in the legend.
     calls.append(line([], [], "trained", "gray", linestyle="-"))
     calls.append(line([], [], "initial", "gray", linestyle="--"))
-    num_layers = len(models[0].results["layers"]["trained"][stack][branches]["equal_rows"])
+    trained_of_first_model = models[0].results["layers"]["trained"]
+    num_layers = len(trained_of_first_model[stack][branches]["equal_rows"])
     return Panel(calls, {"yscale": "log", "xticks": list(range(num_layers))})
 
 
@@ -300,8 +306,9 @@ def draw_bars(models: Sequence[Model], values_of_models: Sequence[Sequence[Any]]
     ranges = models[0].results["lengths"]["ranges"]
     width = 0.8 / len(models)
     calls = [tick_names("x", range_names(ranges))]
+    middle_model = (len(models) - 1) / 2  # 0.5 for the models 0 and 1
     for number, (model, values) in enumerate(zip(models, values_of_models)):
-        shift = (number - (len(models) - 1) / 2) * width  # of the bar, from the middle of its group
+        shift = (number - middle_model) * width  # how far the bar is from the middle of its group
         places = [place + shift for place in range(len(ranges))]
         calls.append(("bar", [places, values, width], {"color": model.color, "label": model.name}))
     return calls

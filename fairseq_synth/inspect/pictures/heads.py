@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from ..drawing import WIDTH, Call, Margins, Panel, Picture, colors, tick_names, title, without_ticks
-from .layout import Row, flatten_rows, label_below, label_row, label_rows
+from .layout import Row, add_call, flatten_rows, label_below, label_row, label_rows
 from .models import Model, group_titles, names_by_group
 
 HEAD_METRICS = {  # metric of each head: its title
@@ -89,17 +89,30 @@ def heads_of_one(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> 
     """
     titles = group_titles(list_groups(model, names_by_metric))
     rows: list[Row] = []
-    most_layers = 1
     for metric, names in names_by_metric.items():
-        groups = names_by_group(model.attentions, names)
-        most_layers = max(most_layers, max(len(group_names) for group_names in groups.values()))
         row = metric_row(model, metric, names, titles)
         rows.append(label_row(row, "\n".join(textwrap.wrap(HEAD_METRICS[metric], 18))))
     rows = label_below(rows, "head")
     margins = Margins(left=1.15, right=0.1, top=0.3, bottom=0.5, between_columns=0.6, between_rows=0.5)
-    panel_heights = len(rows) * 0.22 * most_layers  # 0.22 inches for each row of cells
+    # All panels are as high as the one with the most layers: 0.22 inches for each layer.
+    panel_heights = len(rows) * 0.22 * count_most_layers(model, names_by_metric)
     size = (WIDTH, margins.picture_height(panel_heights, num_rows=len(rows)))
     return Picture("heads", flatten_rows(rows), size, columns=len(titles), margins=margins)
+
+
+def count_most_layers(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> int:
+    """Returns how many layers the largest panel shows, which is a metric of one kind of attention; at least 1.
+
+    Args:
+        model: the model.
+        names_by_metric: {metric: the attentions that have it}.
+    """
+    most_layers = 1
+    for names in names_by_metric.values():
+        for names_of_one_kind in names_by_group(model.attentions, names).values():
+            num_layers = len(names_of_one_kind)  # a layer has one attention of each kind
+            most_layers = max(most_layers, num_layers)
+    return most_layers
 
 
 def list_groups(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> list[str]:
@@ -181,13 +194,11 @@ def heads_of_several(models: Sequence[Model], names_by_metric: Mapping[str, Sequ
     rows: list[Row] = []
     for model in models:
         row: Row = []
-        for metric, names in names_by_metric.items():
-            has_names = not row  # only the first panel of a row names the attentions
-            panel = model_panel(model, metric, names, value_ranges[metric], has_names)
-            if model is models[0]:
-                panel = panel._replace(calls=[*panel.calls, metric_title(metric, value_ranges[metric])])
-            row.append(panel)
+        for column, (metric, names) in enumerate(names_by_metric.items()):
+            is_first_column = column == 0  # only the first panel of a row names the attentions
+            row.append(model_panel(model, metric, names, value_ranges[metric], has_names=is_first_column))
         rows.append(row)
+    rows = add_metric_titles(rows, value_ranges)
     rows = label_rows(rows, [model.name for model in models])
     rows = label_below(rows, "head")
     most_attentions = max(len(names) for names in names_by_metric.values())
@@ -197,8 +208,21 @@ def heads_of_several(models: Sequence[Model], names_by_metric: Mapping[str, Sequ
     return Picture("heads", flatten_rows(rows), size, columns=len(names_by_metric), margins=margins)
 
 
+def add_metric_titles(rows: Sequence[Row], value_ranges: Mapping[str, ValueRange]) -> list[Row]:
+    """Returns copies of rows in which each panel of the first row has the title of its metric.
+
+    Args:
+        rows: a panel for each metric.
+        value_ranges: {metric: the range of its values}, in the order of the panels.
+    """
+    first_row: Row = []
+    for panel, (metric, value_range) in zip(rows[0], value_ranges.items()):
+        first_row.append(add_call(panel, metric_title(metric, value_range)))
+    return [first_row, *rows[1:]]
+
+
 def model_panel(model: Model, metric: str, names: Sequence[str], value_range: ValueRange, has_names: bool) -> Panel:
-    """Returns a metric of all heads of a model: a row for each attention, a column for each head.
+    """Returns a panel with a metric of all heads of a model: a row for each attention, a column for each head.
 
     Args:
         model: the model.
@@ -208,11 +232,10 @@ def model_panel(model: Model, metric: str, names: Sequence[str], value_range: Va
         has_names: whether the names of the attentions are on the left.
     """
     matrix = pad_rows([model.attentions[name][metric] for name in names])
-    calls = [
-        colors(matrix, cmap=COLORS, vmin=value_range.low, vmax=value_range.high),
-        tick_names("y", names) if has_names else without_ticks("y"),
-    ]
-    return Panel(calls, {"xticks": list(range(len(matrix[0])))})
+    num_heads = len(matrix[0])
+    draw_cells = colors(matrix, cmap=COLORS, vmin=value_range.low, vmax=value_range.high)
+    draw_names = tick_names("y", names) if has_names else without_ticks("y")
+    return Panel(calls=[draw_cells, draw_names], settings={"xticks": list(range(num_heads))})
 
 
 def metric_title(metric: str, value_range: ValueRange) -> Call:

@@ -45,7 +45,8 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
     margins = Margins(left=1.05, right=0.08, top=0.45, bottom=0.62, between_columns=0.05, between_rows=0.05)
     room = WIDTH - margins.left - margins.right - (columns - 1) * margins.between_columns
     cell = min(LARGEST_CELL, room / columns)
-    width = max(SMALLEST_WIDTH, WIDTH - room + columns * cell)
+    width_of_margins = WIDTH - room  # the white space at the edges and between the columns
+    width = max(SMALLEST_WIDTH, width_of_margins + columns * cell)
     height = margins.picture_height(len(rows) * cell, num_rows=len(rows))
     below = (
         "A small square is a head: each of its rows is a position that attends, each column a position\n"
@@ -69,7 +70,9 @@ def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
         rows = title_columns(rows, [str(head) for head in range(num_heads)])
         above = f"{model.name}, head" if len(models) > 1 else "head"
         rows = add_to_first_panel(rows, heading(above, points=17))
-        if model is models[0] or not is_side_by_side:
+        # Models side by side share the names of the attentions, which are at the left edge of the picture.
+        is_at_left_edge = model is models[0] or not is_side_by_side
+        if is_at_left_edge:
             rows = name_attentions(rows, names)
         rows_of_models.append(rows)
     if is_side_by_side:
@@ -134,52 +137,76 @@ class SentenceTokens(NamedTuple):
 
 
 def sentences(models: Sequence[Model]) -> Iterator[Picture]:
-    """Yields the attention weights for single sentences: a picture for each sentence and kind of attention.
+    """Yields pictures of the attention weights for each single sentence that all models have read.
 
-    Only sentences are shown that all models have read.
+    There is a picture for each sentence and kind of attention, such as ``sentence1-cross-attention``. The number in
+    this name counts the sentences of the first model, from 1.
     """
-    sentences_of_models = [model.results.get("sentences", []) for model in models]
-    for number, sentence_by_model in enumerate(zip(*sentences_of_models), start=1):
-        first = sentence_by_model[0]
-        is_same = all(sentence["number"] == first["number"] for sentence in sentence_by_model)
-        if not is_same:
+    sentences_of_models = [sentences_by_number(model) for model in models]
+    for place, number in enumerate(sentences_of_models[0], start=1):
+        all_have_read_it = all(number in sentences_of_model for sentences_of_model in sentences_of_models)
+        if not all_have_read_it:
             continue
-        groups = names_by_group(models[0].attentions, first["weights"])
+        results_of_models = [sentences_of_model[number] for sentences_of_model in sentences_of_models]
+        groups = names_by_group(models[0].attentions, results_of_models[0]["weights"])
         for group, group_title in group_titles(groups).items():
-            picture = sentence_picture(models, sentence_by_model, group, groups[group])
-            yield picture._replace(name=f"sentence{number}-{group_title.replace(' ', '-')}")
+            picture = sentence_picture(models, results_of_models, group, groups[group])
+            yield picture._replace(name=f"sentence{place}-{group_title.replace(' ', '-')}")
+
+
+def sentences_by_number(model: Model) -> dict[int, Results]:
+    """Returns {place of a sentence in the data: its tokens and weights}, for the single sentences a model has read."""
+    return {sentence["number"]: sentence for sentence in model.results.get("sentences", [])}
 
 
 def sentence_picture(
-    models: Sequence[Model], sentence_by_model: Sequence[Results], group: str, names: Sequence[str]
+    models: Sequence[Model], results_of_models: Sequence[Results], group: str, names: Sequence[str]
 ) -> Picture:
     """Draws the attention weights of all heads of one kind for a sentence, with the words at the edges.
 
     Args:
         models: with the same layers and heads.
-        sentence_by_model: for each model, the tokens of the sentence and its weights.
+        results_of_models: for each model, the tokens of the sentence and its weights.
         group: the kind of attention, such as ``encoder.self``.
         names: the attentions of this kind.
     """
-    tokens = sentence_tokens(sentence_by_model[0]["tokens"], group)
+    tokens = sentence_tokens(results_of_models[0]["tokens"], group)
     panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.columns))
     panel_height = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.rows))
-    most_heads = max(models[0].attentions[name]["heads"] for name in names)
     margins = sentence_margins(tokens, has_names=len(models) > 1)
-    columns = min(most_heads, count_columns_with_room(margins, panel_width))
-    rows: list[Row] = []
-    for name in names:
-        for model, sentence in zip(models, sentence_by_model):
-            panels = weight_panels(model, name, sentence["weights"][name])
-            if len(models) > 1:
-                panels[0] = add_call(panels[0], heading(model.name, points=17))
-            for row in split_in_lines(panels, columns):
-                rows.append(name_rows(row, tokens.rows))
-    panels_with_tokens = name_columns(flatten_rows(rows), columns, tokens.columns)
+    most_heads = max(models[0].attentions[name]["heads"] for name in names)
+    panels_per_row = min(most_heads, count_columns_with_room(margins, panel_width))
+    rows = sentence_rows(models, results_of_models, names, panels_per_row)
+    rows = [name_rows(row, tokens.rows) for row in rows]
+    panels = name_columns(flatten_rows(rows), panels_per_row, tokens.columns)
     width = max(WIDTH, margins.left + panel_width + margins.right)
     height = margins.picture_height(len(rows) * panel_height, num_rows=len(rows))
     below = "Rows: the word that attends; columns: the word attended to. White is 0, dark blue a head's largest weight."
-    return Picture("sentence", panels_with_tokens, (width, height), columns, below=below, margins=margins)
+    return Picture("sentence", panels, (width, height), panels_per_row, below=below, margins=margins)
+
+
+def sentence_rows(
+    models: Sequence[Model], results_of_models: Sequence[Results], names: Sequence[str], panels_per_row: int
+) -> list[Row]:
+    """Returns the attention weights of all heads for a sentence, a panel for each head, still without the words.
+
+    The heads of an attention and a model form a row, or several rows if they are more than `panels_per_row`. With
+    several models, the first of these panels names the model.
+
+    Args:
+        models: with the same layers and heads.
+        results_of_models: for each model, the ``weights`` for the sentence.
+        names: the attentions.
+        panels_per_row: how many panels there is room for in a row.
+    """
+    rows: list[Row] = []
+    for name in names:
+        for model, results in zip(models, results_of_models):
+            panels = weight_panels(model, name, results["weights"][name])
+            if len(models) > 1:
+                panels[0] = add_call(panels[0], heading(model.name, points=17))
+            rows += split_in_lines(panels, panels_per_row)
+    return rows
 
 
 def sentence_tokens(tokens: Mapping[str, Sequence[str]], group: str) -> SentenceTokens:
