@@ -124,9 +124,10 @@ def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterat
         """Takes the place of torch's scaled_dot_product_attention, whose further arguments do not matter here."""
         return FusedAttention.apply(on_call, query, key, value, attn_mask)
 
-    def load(plan: Any, _: Any) -> None:
-        """Takes the place of the function that compiles the Triton kernels, which needs a GPU."""
+    def load(plan: Any, _: Any) -> bool:
+        """Takes the place of the function that compiles and checks the Triton kernels, which needs a GPU."""
         plan.is_loaded = True
+        return True
 
     computations = "fairseq_synth.computations"
     switch = "1" if with_kernels else "0"

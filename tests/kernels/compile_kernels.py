@@ -105,6 +105,7 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
 
     def load(plan, _):
         plan.is_loaded = True
+        return True
 
     dropout = 0.1 if masks == "dropped" else 0.0
     module = make_attention(spec, "convex", heads * width, heads, max(length, max_length), 8, dropout=dropout)
