@@ -1,13 +1,19 @@
 """Renders the bugs of fairseq that the plugin works around, as its repairs describe them."""
 
-from fairseq_synth import register
-from fairseq_synth.host.repairs import REPAIRS, Repair
+from typing import TYPE_CHECKING
 
 from .markdown import markdown_table
 
+if TYPE_CHECKING:
+    from fairseq_synth.host.repairs import Repair
 
-def load_repairs() -> dict[str, Repair]:
+
+def load_repairs() -> dict[str, "Repair"]:
     """Returns {name: workaround} for the bugs of fairseq that the plugin works around, sorted by name."""
+    # These modules import torch and fairseq, which takes seconds, and only two pages need them.
+    from fairseq_synth import register
+    from fairseq_synth.host.repairs import REPAIRS
+
     register()  # importing the plugin's repairs fills REPAIRS
     return dict(sorted(REPAIRS.items()))
 

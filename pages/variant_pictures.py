@@ -3,11 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
-
 from fairseq_synth.inspect.drawing import Panel, Picture, image
-from fairseq_synth.positions import Inputs
-from fairseq_synth.synthesizers import Mixture
 from recipes.catalog import TABLES, TASKS
 
 from .axes import SMALL_FONT, WIDTH, RecordedAxes, get_limits_of_models, use_logarithmic_x_axis
@@ -25,7 +21,6 @@ from .tables import SYNTHESIZERS
 
 # ---- S of each function
 
-VECTOR_WIDTH = 16  # of the words' vectors
 WORDS = "the dog saw the cat and the cat saw the dog .".split()
 FORMULAS = {  # in matplotlib's TeX, with what a row of S depends on
     "vanilla": "$S_{ij} = q_i \\cdot k_j\\,/\\sqrt{d}$\nfrom each pair of words",
@@ -58,7 +53,9 @@ def draw_logits(name: str, formula: str, has_row_labels: bool) -> Panel:
 
     The columns are named by the words. The rows are named only if `has_row_labels` is true.
     """
-    logits = compute_logits(name)
+    from .example_logits import compute_logits  # imports torch, which takes seconds and no other picture needs
+
+    logits = compute_logits(name, WORDS)
     largest = max(abs(value) for row in logits for value in row)
     axes = RecordedAxes()
     # The colors reach as far below 0 as above it, so that 0 is white.
@@ -70,43 +67,6 @@ def draw_logits(name: str, formula: str, has_row_labels: bool) -> Panel:
     if has_row_labels:
         axes.set(ylabel="word i")
     return axes.panel()
-
-
-def compute_logits(name: str) -> list[list[float]]:
-    """Returns S of a function before training, rounded: a row and a column for each word of `WORDS`.
-
-    It is computed in fp64, so that the rounded values do not depend on the processor.
-    """
-    length = len(WORDS)
-    torch.manual_seed(1)
-    function = Mixture((name,), mixture="convex", num_heads=1, head_dim=VECTOR_WIDTH, max_length=length, rank=2)
-    function.reset_parameters()
-    function = function.double()
-    with torch.no_grad():
-        (logits,) = function(make_inputs())
-    # A function whose logits are the same for all sentences, heads or rows may return 1 in place of their number.
-    all_logits = logits.total(length).expand(1, 1, length, length)  # (1 sentence, 1 head, length, length)
-    matrix = all_logits[0, 0]
-    return [[round(value, 3) for value in row] for row in matrix.tolist()]
-
-
-def make_inputs() -> Inputs:
-    """Returns random vectors for the words of `WORDS`, with their queries and keys: the same for all functions."""
-    length = len(WORDS)
-    torch.manual_seed(4)
-    vectors = {word: torch.randn(VECTOR_WIDTH, dtype=torch.double) for word in sorted(set(WORDS))}
-    projections = torch.randn(2, VECTOR_WIDTH, VECTOR_WIDTH, dtype=torch.double) / VECTOR_WIDTH**0.5
-    query_projection, key_projection = projections.unbind()
-    x = torch.stack([vectors[word] for word in WORDS])  # (length, width)
-    queries = x @ query_projection
-    keys = x @ key_projection
-    return Inputs(
-        x=x.unsqueeze(1),  # (length, 1 sentence, width)
-        q=queries[None, None],  # (1 sentence, 1 head, length, width)
-        k=keys[None, None],
-        start=0,
-        src_len=length,
-    )
 
 
 def draw_color_scale() -> Panel:

@@ -11,6 +11,7 @@
 `words`          the loss with heads that look by position alone
 `bleu`           BLEU of a translation model
 `inspection`     the model under inspection, its data and its results so far
+`results`        the type of results
 `histograms`     histograms of the values of each attention
 `parts`          what is measured on data, part by part
 `analysis`       the inspection of one checkpoint: all parts

@@ -7,8 +7,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from .checkpoints import Batch, Loaded, list_inputs
+from .results import Results
 
-Results = dict[str, Any]  # what was measured, under the keys of the JSON file: numbers, texts, lists and dictionaries
 ALL_PARTS = ("attention", "layers", "heads", "words", "lengths")
 
 

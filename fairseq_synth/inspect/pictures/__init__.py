@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..drawing import Picture, model_color
-from ..inspection import Results
+from ..results import Results
 from . import curves, matrices
 from .heads import HEAD_METRICS, heads
 from .histograms import histograms

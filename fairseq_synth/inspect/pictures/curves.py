@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..drawing import WIDTH, Call, Margins, Panel, Picture, legend, line, tick_names, title
-from ..inspection import Results
+from ..results import Results
 from .layout import (
     Row,
     add_to_first_panel,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..drawing import WIDTH, Call, Margins, Panel, Picture, legend, row_label, title, without_ticks
-from ..inspection import Results
+from ..results import Results
 from .layout import Row, add_call, add_to_first_panel, flatten_rows, split_in_lines
 from .models import GROUPS, Model, names_by_group
 

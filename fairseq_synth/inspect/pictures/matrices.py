@@ -16,7 +16,7 @@ from ..drawing import (
     title,
     without_ticks,
 )
-from ..inspection import Results
+from ..results import Results
 from .layout import Row, add_call, add_to_first_panel, flatten_rows, split_in_lines, title_columns
 from .models import Model, group_titles, names_by_group
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..inspection import Results
+from ..results import Results
 
 GROUPS = {  # kind of attention: its title
     "encoder.self": "encoder self-attention",
