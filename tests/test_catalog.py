@@ -58,7 +58,8 @@ def test_tables_and_recipes_hold_together():
 
 def test_neither_torch_nor_fairseq_is_loaded():
     """Where a call can do without, which spares it seconds."""
-    code = "import sys; from recipes import reproduce, translate; print({'fairseq', 'torch'} & set(sys.modules))"
+    modules = "from recipes import reproduce, translate; from scripts import make_tables"
+    code = f"import sys; {modules}; print({{'fairseq', 'torch'}} & set(sys.modules))"
     assert run_script(sys.executable, "-c", code, cwd=ROOT).stdout == "set()\n"
 
 
