@@ -119,12 +119,7 @@ class Picture(NamedTuple):
         return width, height
 
     def layout(self, margins: Margins) -> dict[str, float]:
-        """Returns the arguments of matplotlib's ``subplots_adjust``, which says where the white space is.
-
-        ``left``, ``right``, ``bottom`` and ``top`` are the edges of the area of the panels, as shares of the picture's
-        width and height. ``wspace`` and ``hspace`` are the spaces between panels, as shares of the width and height of
-        a panel.
-        """
+        """Returns matplotlib's description of the white space, in shares of the picture and of a panel."""
         width, height = self.full_size()
         rows = self.num_rows()
         top = margins.top
@@ -132,15 +127,13 @@ class Picture(NamedTuple):
             top += TITLE_HEIGHT
         width_of_panels = width - margins.left - margins.right - (self.columns - 1) * margins.between_columns
         height_of_panels = height - top - margins.bottom - (rows - 1) * margins.between_rows
-        width_of_panel = width_of_panels / self.columns
-        height_of_panel = height_of_panels / rows
         return {
             "left": margins.left / width,
             "right": 1 - margins.right / width,
             "bottom": margins.bottom / height,
             "top": 1 - top / height,
-            "wspace": margins.between_columns / width_of_panel,
-            "hspace": margins.between_rows / height_of_panel,
+            "wspace": margins.between_columns / (width_of_panels / self.columns),
+            "hspace": margins.between_rows / (height_of_panels / rows),
         }
 
     def add_legend(self, figure: Any) -> None:
