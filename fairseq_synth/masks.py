@@ -159,9 +159,9 @@ def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
 def aligned_columns(padding_mask: Tensor) -> Tensor | None:
     """Returns the column to which each token moves so that all padding is after its sentence, (B, T).
 
-    Tokens keep their order, and so does padding. For example, a row of the mask with padding in the columns 0 and 3, 1
-    0 0 1, gives the columns 2 0 1 3. On a CPU, the result is None if nothing has to move. On a GPU this is not checked,
-    because the CPU would have to wait for the answer.
+    Tokens keep their order, and so does padding. For example, a sentence with padding in the columns 0 and 3 has the
+    mask [1, 0, 0, 1] and gets the columns [2, 0, 1, 3]. On a CPU, the result is None if nothing has to move. On a GPU
+    this is not checked, because the CPU would have to wait for the answer.
 
     Args:
         padding_mask: (B, T), true at padding, which may be anywhere.

@@ -71,7 +71,7 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     column, and ends with the distance from the first row to the last column.
 
     The parameter is cut where it has more distances than needed, and its first and last value are repeated where it has
-    fewer. This is not an index with a clamped range of distances, so that the result is a view if nothing is repeated.
+    fewer. If nothing is repeated, the result is a view; indexing with a clamped range of distances would always copy.
 
     Args:
         parameter: (H, 2 m + 1), a value for each distance from -m to m. Distances below -m have the value of -m, and
