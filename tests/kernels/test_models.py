@@ -135,7 +135,8 @@ def test_translation_is_the_same_with_the_kernels(spec, case, request, monkeypat
 @pytest.mark.parametrize("kind", ["language_model", "encoder"])
 @pytest.mark.parametrize("spec", ["random+vanilla", "factorized_dense", GROUPS])
 def test_other_models_are_the_same_with_the_kernels(spec, kind, case, request, monkeypatch):
-    if not (request.config.getoption("--kernels") or request.config.getoption("--all")):
+    is_chosen = request.config.getoption("--all") and spec == GROUPS
+    if not (is_chosen or request.config.getoption("--kernels")):
         pytest.skip("takes long without a GPU: --kernels")
     model = case(spec, kind)
     check_model(model, monkeypatch, with_gradients=case is not generation)
