@@ -41,10 +41,10 @@ LARGEST_ERROR = 0.05  # relative error of half precision at which `check_correct
 class Sizes(NamedTuple):
     """The shapes (sentences x tokens), rounds and other flags that the benchmarks are called with."""
 
-    short: list[str]  # of self-attentions and training steps
+    short: list[str]  # the shapes with short sentences, for self-attentions and training steps
     square: str  # the largest shape of a self-attention with padding
-    causal: str  # of a causal self-attention
-    large_step: str  # of a training step
+    causal: str  # the shape of a causal self-attention
+    large_step: str  # the shape of a training step with a large batch
     memory: str
     rounds: str
     block_rounds: str  # more, as a round of a self-attention takes milliseconds, which vary

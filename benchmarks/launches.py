@@ -101,7 +101,7 @@ class FusedAttention(torch.autograd.Function):
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Any, ...]:
         """Returns a tensor of the gradient's size, or None, for each argument of `forward`."""
         ctx.on_call("fused_attention_backward")
-        gradients: list[Tensor | None] = [None]  # of `on_call`
+        gradients: list[Tensor | None] = [None]  # `on_call`, the first argument, has no gradient
         for tensor, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:]):
             gradients.append(torch.empty_like(tensor) if is_needed else None)
         return tuple(gradients)
@@ -244,7 +244,9 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
         with_kernels: whether the Triton kernels are switched on.
         repeats: how often one call of the returned function runs the attention.
     """
-    length, sentences, width = 8, 4, 64
+    length = 8
+    sentences = 4
+    width = 64
     # The parameters R1 and R2 of a factorized function have a row for each position up to the maximum length, and the
     # kernels get all of these rows, however short the sentences are. So a large maximum would add work for the CPU.
     with mock.patch.multiple(block, WIDTH=width, MAX_LENGTH=16):

@@ -218,7 +218,8 @@ class SyntheticAttention(nn.Module):
             joined: A linear layer whose output are queries, keys and values side by side.
         """
         tgt_len, bsz, _ = x.size()
-        heads_of_parts = [self.num_query_heads, self.num_query_heads, self.num_heads]  # of queries, keys and values
+        # The features of a token are the heads of its queries, then those of its keys, then those of its values.
+        heads_of_parts = [self.num_query_heads, self.num_query_heads, self.num_heads]
         features = F.linear(x.flatten(0, 1), joined.weight, joined.bias)
         by_head = features.view(tgt_len, bsz, sum(heads_of_parts), self.head_dim)
         q, k, v = by_head.split_with_sizes(heads_of_parts, dim=2)

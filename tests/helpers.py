@@ -38,6 +38,7 @@ from fairseq_synth.errors import explain
 from fairseq_synth.heads import build_synthesizer, parse_heads
 from fairseq_synth.host.layers import FAST_PATH_COPIES
 from fairseq_synth.logits import Bias
+from fairseq_synth.masks import causal_mask
 from fairseq_synth.positions import take_column_bias
 from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.steps import ROOT, UserError
@@ -150,6 +151,39 @@ def make_attention(
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     return module
+
+
+def run_attention(module, x, gradient, monkeypatch, *, padding=None, is_causal=False, attend=None):
+    """Runs a self-attention forward and backward, and returns its results by name.
+
+    They are "out", the output for real tokens (0 for padding), "x", the gradient for the input, and for each trained
+    parameter its gradient.
+
+    Args:
+        module: a SyntheticAttention.
+        x: the input (T, B, C).
+        gradient: the gradient for the output (T, B, C).
+        monkeypatch: pytest's fixture.
+        padding: a mask (B, T), true for padding.
+        is_causal: whether rows see no later columns.
+        attend: the function that computes softmax(S) V, with the arguments of `computations.attend`; None: that one.
+    """
+    x = x.detach().requires_grad_()
+    with monkeypatch.context() as patch:
+        if attend is not None:
+            patch.setattr("fairseq_synth.attention.attend", attend)
+        attn_mask = causal_mask(x) if is_causal else None
+        out, _ = module(x, x, x, key_padding_mask=padding, attn_mask=attn_mask)
+        if padding is not None:
+            is_real = (~padding).t().unsqueeze(-1)  # (T, B, 1)
+            out = out * is_real.to(out.dtype)
+        module.zero_grad()
+        out.backward(gradient)
+    results = {"out": out.detach(), "x": x.grad}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            results[name] = parameter.grad
+    return results
 
 
 def make_task(words=40, tokens_per_sample=24):

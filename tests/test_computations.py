@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import SPECS, future_mask, make_attention, padding_mask
+from helpers import SPECS, future_mask, make_attention, padding_mask, run_attention
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
@@ -24,39 +24,6 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(tiled, "TILE", 80)
     monkeypatch.setattr(tiled, "CAUSAL_ROWS", 4)
     monkeypatch.setattr(tiled, "PLAIN_LIMIT", 0)
-
-
-def run_attention(module, x, gradient, monkeypatch, *, padding=None, is_causal=False, computation=None):
-    """Runs a self-attention forward and backward, and returns its results by name.
-
-    They are "out", the output for real tokens (0 for padding), "x", the gradient for the input, and for each trained
-    parameter its gradient.
-
-    Args:
-        module: a SyntheticAttention.
-        x: the input (T, B, C).
-        gradient: the gradient for the output (T, B, C).
-        monkeypatch: pytest's fixture.
-        padding: a mask (B, T), true for padding.
-        is_causal: whether rows see no later columns.
-        computation: the module of fairseq_synth.computations that computes it; None: the one that `attend` chooses.
-    """
-    x = x.detach().requires_grad_()
-    with monkeypatch.context() as patch:
-        if computation is not None:
-            patch.setattr("fairseq_synth.attention.attend", lambda *arguments: computation.compute(*arguments))
-        mask = causal_mask(x) if is_causal else None
-        out, _ = module(x, x, x, key_padding_mask=padding, attn_mask=mask)
-        if padding is not None:
-            is_real = (~padding).t().unsqueeze(-1)  # (T, B, 1)
-            out = out * is_real.to(out.dtype)
-        module.zero_grad()
-        out.backward(gradient)
-    results = {"out": out.detach(), "x": x.grad}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            results[name] = parameter.grad
-    return results
 
 
 def assert_results_equal(results, expected, atol=1e-12):
@@ -91,8 +58,9 @@ def test_each_computation_equals_the_plain_one(spec, lengths, causal, computatio
     x, gradient = torch.randn(2, 9, len(lengths), 6, dtype=dtype)
     padding = padding_mask(lengths) if min(lengths) < 9 else None
     masks = {"padding": padding, "is_causal": causal}
-    expected = run_attention(module, x, gradient, monkeypatch, **masks, computation=plain)
-    results = run_attention(module, x, gradient, monkeypatch, **masks, computation=computation)
+    expected = run_attention(module, x, gradient, monkeypatch, **masks, attend=plain.compute)
+    attend = computations.attend if computation is None else computation.compute  # None: the one that is chosen
+    results = run_attention(module, x, gradient, monkeypatch, **masks, attend=attend)
     assert_results_equal(results, expected, atol)
 
 
@@ -119,10 +87,11 @@ def test_errors_with_large_logits_are_at_most_twice_those_of_the_plain_computati
     x, gradient = torch.randn(2, 9, 6, 6).to(dtype)
     masks = {"padding": padding_mask(LENGTHS), "is_causal": causal}
 
-    results = run_attention(module, x, gradient, monkeypatch, **masks, computation=computation)
-    plain_results = run_attention(module, x, gradient, monkeypatch, **masks, computation=plain)
+    attend = computations.attend if computation is None else computation.compute  # None: the one that is chosen
+    results = run_attention(module, x, gradient, monkeypatch, **masks, attend=attend)
+    plain_results = run_attention(module, x, gradient, monkeypatch, **masks, attend=plain.compute)
     module.double()
-    exact = run_attention(module, x.double(), gradient.double(), monkeypatch, **masks, computation=plain)
+    exact = run_attention(module, x.double(), gradient.double(), monkeypatch, **masks, attend=plain.compute)
 
     for name in exact:
         assert torch.isfinite(results[name]).all() or not torch.isfinite(plain_results[name]).all(), name
@@ -327,8 +296,8 @@ def test_a_frozen_parameter_has_no_gradient_and_the_others_have_theirs(spec, fro
         parameter.requires_grad_(frozen not in name)
     x, gradient = torch.randn(2, 9, len(LENGTHS), 6, dtype=torch.float64)
     padding = padding_mask(LENGTHS)
-    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, computation=plain)
-    results = run_attention(module, x, gradient, monkeypatch, padding=padding, computation=tiled)
+    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, attend=plain.compute)
+    results = run_attention(module, x, gradient, monkeypatch, padding=padding, attend=tiled.compute)
     assert not any(frozen in name for name in results)
     assert_results_equal(results, expected)
 
@@ -485,7 +454,7 @@ def test_what_a_gpu_computes_equals_the_plain_computation(spec, causal, lengths,
     module = make_attention(spec).double()
     x, gradient = torch.randn(2, 9, 6, 6, dtype=torch.float64)
     masks = {"padding": padding_mask(lengths), "is_causal": causal}
-    expected = run_attention(module, x, gradient, monkeypatch, **masks, computation=plain)
+    expected = run_attention(module, x, gradient, monkeypatch, **masks, attend=plain.compute)
     results = run_attention(module, x, gradient, monkeypatch, **masks)
     assert_results_equal(results, expected)
 
@@ -551,7 +520,9 @@ def test_three_threads_compute_the_same_bits_as_one(spec, causal, monkeypatch, r
 
     def run_with_threads(number):
         torch.set_num_threads(number)
-        results = run_attention(module, x, gradient, monkeypatch, padding=padding, is_causal=causal, computation=tiled)
+        results = run_attention(
+            module, x, gradient, monkeypatch, padding=padding, is_causal=causal, attend=tiled.compute
+        )
         assert torch.get_num_threads() == number
         with torch.inference_mode():
             results["inference"], _ = module(x, key_padding_mask=padding)
@@ -586,7 +557,7 @@ def test_padding_in_any_place_equals_the_plain_computation(spec, place, monkeypa
     torch.manual_seed(1)
     module = make_attention(spec).double()
     x, gradient = torch.randn(2, 9, 6, 6, dtype=torch.float64)
-    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, computation=plain)
+    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, attend=plain.compute)
     results = run_attention(module, x, gradient, monkeypatch, padding=padding)
     assert_results_equal(results, expected)
 
@@ -618,7 +589,7 @@ def test_autocast_is_close_to_single_precision(spec, mixture, lengths, monkeypat
     module = make_attention(spec, mixture)
     x, gradient = torch.randn(2, 9, len(lengths), 6)
     padding = padding_mask(lengths)
-    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, computation=plain)
+    expected = run_attention(module, x, gradient, monkeypatch, padding=padding, attend=plain.compute)
     with torch.autocast(request.config.getoption("--device"), torch.bfloat16):
         results = run_attention(module, x, gradient, monkeypatch, padding=padding)
     scale = max(tensor.abs().max() for tensor in expected.values())

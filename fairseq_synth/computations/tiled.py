@@ -560,9 +560,9 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
 class BlockGradients(NamedTuple):
     """The gradients of a block."""
 
-    value: Tensor  # of the values, laid out as `Block.read` returns them
-    # Of the tensors of the terms, cut as in `Block.cut_terms`, in the order of `list_tensors`. Tensors that need no
-    # gradient are left out.
+    value: Tensor  # the gradient of the values, laid out as `Block.read` returns the values
+    # The gradients of the tensors of the terms, cut as in `Block.cut_terms`, in the order of `list_tensors`. Tensors
+    # that need no gradient have none here.
     tensors: Sequence[Tensor]
 
 

@@ -68,7 +68,9 @@ def read_names(text: str, kind: str) -> list[str]:
 
 def explain_wrong_size(wrong_size: WrongSize) -> str | None:
     """Returns a line that says which data or flag was wrong if this weight tells; returns None for other weights."""
-    name, size_in_checkpoint, size_in_model = wrong_size  # the sizes are texts, such as "[16, 8]"
+    name = wrong_size.name
+    size_in_checkpoint = wrong_size.in_checkpoint  # a text such as "[16, 8]"
+    size_in_model = wrong_size.in_model
     rows_in_checkpoint = first_number(size_in_checkpoint)
     rows_in_model = first_number(size_in_model)
     if name.endswith("embed_tokens.weight") and rows_in_model != rows_in_checkpoint:

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import helpers
 import torch
 from helpers import NAMES, SPECS, make_attention, padding_mask
 
@@ -81,19 +82,9 @@ def inputs_of_length(length):
 
 
 def run_attention(module, x, gradient, monkeypatch, attend, *, padding=None, is_causal=False):
-    """Runs a self-attention forward and backward, and returns its results by name.
+    """Returns what `helpers.run_attention` returns, computed by `attend_by_kernels` or `attend_plainly`.
 
-    They are "out", the output for real tokens (0 for padding), "x", the gradient for the input, and for each trained
-    parameter its gradient.
-
-    Args:
-        module: a SyntheticAttention.
-        x: the input (T, B, C).
-        gradient: the gradient for the output (T, B, C).
-        monkeypatch: pytest's fixture.
-        attend: the function that computes it, `attend_by_kernels` or `attend_plainly`. It must not refuse the call.
-        padding: a mask (B, T), true for padding.
-        is_causal: whether rows see no later columns.
+    The function must not refuse the call.
     """
 
     def attend_of_module(logits, value, key_padding_mask, attn_mask, dropout):
@@ -101,21 +92,9 @@ def run_attention(module, x, gradient, monkeypatch, attend, *, padding=None, is_
         assert out is not None
         return plain.join_heads(out)
 
-    x = x.detach().requires_grad_()
-    with monkeypatch.context() as patch:
-        patch.setattr("fairseq_synth.attention.attend", attend_of_module)
-        attn_mask = causal_mask(x) if is_causal else None
-        out, _ = module(x, x, x, key_padding_mask=padding, attn_mask=attn_mask)
-        if padding is not None:
-            is_real = (~padding).t().unsqueeze(-1)  # (T, B, 1)
-            out = out * is_real.to(out.dtype)
-        module.zero_grad()
-        out.backward(gradient)
-    results = {"out": out.detach(), "x": x.grad}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            results[name] = parameter.grad
-    return results
+    return helpers.run_attention(
+        module, x, gradient, monkeypatch, padding=padding, is_causal=is_causal, attend=attend_of_module
+    )
 
 
 def make_padding(masks, length, sentences):

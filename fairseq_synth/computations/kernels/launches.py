@@ -208,7 +208,7 @@ class Groups(NamedTuple):
 
     sentences: int  # in a group
     size: int  # numbers that the sums of a group consist of; the sums of group g begin at number ``g * size``
-    number: int  # of groups
+    number: int  # how many groups there are
 
 
 class Addition(NamedTuple):
@@ -218,8 +218,8 @@ class Addition(NamedTuple):
     number for each head, of which every program has computed a part.
     """
 
-    columns: Groups  # of the sums for the shared keys w and the row c
-    matrix: Groups  # of the sums for the matrix r
+    columns: Groups  # the groups that the gradients of the shared keys w and of the row c are summed over
+    matrix: Groups  # the groups that the gradient of the matrix r is summed over
     row_parts: int  # parts of the gradient of the outer product's weight
     column_parts: int  # parts of the gradients of the weights of q, x and c
     matrix_parts: int  # parts of the gradient of the weight of r
@@ -398,32 +398,21 @@ class Plan:
         if needs_delta:
             self.reserve("delta", layout.bsz * layout.num_heads * layout.length)
 
-        gradients = self.gradients()
         if needs_delta:
             launch = self.plan_launch(
                 kernel="backward_rows",
                 tile=row_tile,
                 grid=(row_parts * layout.num_heads,),
-                tensors=(gradients, "out", delta, "lse", "grad"),
+                tensors=(self.gradients(), "out", delta, "lse", "grad"),
             )
             self.backward.append(launch)
         if column_sums or column_weights or "packed" in layout.wanted:
-            launch = self.plan_launch(
-                kernel="backward_columns",
-                tile=column_tile,
-                grid=(column_groups.number * tiles_of_columns * layout.num_heads,),
-                tensors=(gradients, delta, "lse", "grad"),
-                more=(column_groups.sentences, column_groups.size),
+            launch = self.plan_launch_over_groups(
+                "backward_columns", column_tile, tiles_of_columns, column_groups, delta
             )
             self.backward.append(launch)
         if matrix_sums or matrix_weights:
-            launch = self.plan_launch(
-                kernel="backward_matrix",
-                tile=matrix_tile,
-                grid=(matrix_groups.number * tiles_of_matrix * layout.num_heads,),
-                tensors=(gradients, delta, "lse", "grad"),
-                more=(matrix_groups.sentences, matrix_groups.size),
-            )
+            launch = self.plan_launch_over_groups("backward_matrix", matrix_tile, tiles_of_matrix, matrix_groups, delta)
             self.backward.append(launch)
         return Addition(
             columns=column_groups,
@@ -431,6 +420,26 @@ class Plan:
             row_parts=row_parts,
             column_parts=column_groups.number * tiles_of_columns,
             matrix_parts=matrix_groups.number * tiles_of_matrix,
+        )
+
+    def plan_launch_over_groups(
+        self, kernel: str, tile: "Tile", num_tiles: int, groups: Groups, delta: str | None
+    ) -> Launch:
+        """Returns a launch of a backward kernel that has a program for each head and tile of each group of sentences.
+
+        Args:
+            kernel: ``backward_columns`` or ``backward_matrix``.
+            tile: The rows and columns of the logits that a program holds at once.
+            num_tiles: The number of tiles in each head.
+            groups: The groups that the sentences are shared out to.
+            delta: The name of the memory with rowsum(P * dP), or None if it is not computed.
+        """
+        return self.plan_launch(
+            kernel=kernel,
+            tile=tile,
+            grid=(groups.number * num_tiles * self.layout.num_heads,),
+            tensors=(self.gradients(), delta, "lse", "grad"),
+            more=(groups.sentences, groups.size),
         )
 
     def plan_addition(self, addition: Addition) -> Launch:

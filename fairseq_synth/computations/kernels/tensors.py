@@ -117,7 +117,7 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
 
 def sort_products(products: list[Product]) -> Summands:
     """Returns summands with the inner products only. Their places depend on which factors all sentences share."""
-    summands = Summands([], [], [], [], [], [])
+    summands = Summands(inner=[], shared_keys=[], outer=[], rows=[], matrices=[], others=[])
     for product in products:
         is_query_shared = product.query.size(0) == 1
         is_key_shared = product.key.size(0) == 1

@@ -128,7 +128,7 @@ def load_prepared_language_model(path: str, dictionary: Dictionary, translation_
     language_model = language_models[0]
     weight = next(translation_model.parameters())
     language_model.to(device=weight.device, dtype=weight.dtype)
-    # Of fairseq's whole config, this method reads only the flags of the search and of the task.
+    # This method reads only two parts of fairseq's config: the flags of the search and those of the task.
     language_model.prepare_for_inference_(SimpleNamespace(generation=flags, task=None))
     return language_model
 
@@ -183,14 +183,14 @@ def load_language_model(
 
 def recorded_data(checkpoint: dict[str, Any]) -> str:
     """Returns the data folder with which the model of a checkpoint was trained, or "" if it is not recorded."""
-    if checkpoint.get("args") is not None:  # of an older version of fairseq
+    if checkpoint.get("args") is not None:  # older versions of fairseq have written such checkpoints
         return getattr(checkpoint["args"], "data", "")
     return checkpoint["cfg"].task.get("data", "")
 
 
 def set_data(checkpoint: dict[str, Any], folder: str) -> None:
     """Replaces the data folder in the settings of a checkpoint, which is changed in place."""
-    if checkpoint.get("args") is not None:  # of an older version of fairseq
+    if checkpoint.get("args") is not None:  # older versions of fairseq have written such checkpoints
         checkpoint["args"].data = folder
     else:
         overwrite_args_by_name(checkpoint["cfg"], {"data": folder})
