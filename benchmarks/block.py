@@ -37,7 +37,7 @@ WIDTH = 512
 HEADS = 8
 MAX_LENGTH = 256  # ℓ, unless the sentences are longer
 RANK = 8
-KERNEL_SIZE = 31  # of the convolutions
+KERNEL_SIZE = 31  # the width of the convolutions' kernels
 
 
 def build_block(name: str, length: int, causal: bool) -> nn.Module:

@@ -56,7 +56,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         # This replaces the text of both flags by a list with the heads of each layer.
         check_and_parse_flags(args, *cls.stacks)
         heads_of_layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]
-        length_limit = stack_limit(args, heads_of_layers)  # of a sentence; None if there is no limit
+        length_limit = stack_limit(args, heads_of_layers)  # how long a sentence may be; None if there is no limit
         model = super().build_model(TransformerConfig.from_namespace(args), task)
         announce_limit(task, length_limit)
         if length_limit:

@@ -38,7 +38,7 @@ class Metric(NamedTuple):
 
 
 BITS = Metric("bits", "validation loss (bits)", 3)
-METRICS = {  # of each table of recipes/, the most important one first
+METRICS = {  # the metrics of each table of recipes/, the most important one first
     "multi30k_cpu": [Metric("bleu", "BLEU", 2), Metric("chrf", "chrF", 2), BITS],
     "ptb_cpu": [Metric("ppl", "test perplexity", 1), BITS],
     "imdb_cpu": [Metric("accuracy", "test accuracy", 2), BITS],

@@ -7,7 +7,7 @@ import torch
 from fairseq_synth.positions import Inputs
 from fairseq_synth.synthesizers import Mixture
 
-VECTOR_WIDTH = 16  # of the words' vectors
+VECTOR_WIDTH = 16  # how many numbers the vector of a word has
 
 
 def compute_logits(name: str, words: Sequence[str]) -> list[list[float]]:

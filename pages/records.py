@@ -136,7 +136,7 @@ class Difference(NamedTuple):
     """A model's value of a metric minus the baseline's with the same seed: mean over seeds, and confidence interval."""
 
     mean: float
-    half_width: float  # of the interval; 0 if there are too few runs for an interval
+    half_width: float  # half the width of the interval; 0 if there are too few runs for an interval
 
     @property
     def excludes_zero(self) -> bool:
@@ -276,14 +276,15 @@ class Benchmark(NamedTuple):
 
     folder: str
     file: str  # a name without ``.json``
-    key: str  # of the ratio to fairseq's Transformer among the figures of a model: "ratio", or the shape of the batch
+    # The key of the ratio to fairseq's Transformer in the figures of a model: "ratio", or the shape of the batch.
+    key: str
 
 
 class SpeedUp(NamedTuple):
     """How many times as fast as the baseline a model is (or how many times less memory it needs)."""
 
     ratio: float  # the median over rounds
-    lowest: float  # of all rounds
+    lowest: float  # the lowest ratio in any round
     highest: float
 
 

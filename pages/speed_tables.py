@@ -55,8 +55,8 @@ def speed_table(name: str) -> str:
     come after the last part.
     """
     paragraphs = []
-    models_shown: list[str] = []  # of all parts
-    benchmarks: list[Benchmark] = []  # of all parts
+    models_shown: list[str] = []  # the models that any part of the table shows
+    benchmarks: list[Benchmark] = []  # the benchmarks that the parts of the table show
     for part in SPEED_TABLES[name]:
         columns = []
         for heading, benchmark in part.benchmarks.items():

@@ -179,7 +179,7 @@ class Comparison(NamedTuple):
     compared: list[Line]  # all lines that were not cut to a maximum length
     changed: list[Line]  # those compared lines that are not the same after the round trip
     number_cut: int  # the number of lines that were cut, and cannot be compared
-    bleu: float  # of the compared lines
+    bleu: float  # the BLEU that the compared lines have
 
     @property
     def number_same(self) -> int:

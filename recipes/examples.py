@@ -501,7 +501,7 @@ class Insertion(NamedTuple):
     """A text that is inserted into another text. Insertions are sorted by their place, and then by their order."""
 
     place: int  # the index of the character before which the text is inserted
-    order: int  # of several insertions at one place, the one with the smallest number comes first
+    order: int  # if there are several insertions at one place, the one with the smallest number comes first
     text: str
 
 

@@ -123,7 +123,8 @@ def read_test_score(folder: Path) -> Score | None:
     for task in TASKS.values():
         if task.metric in metrics:
             return Score(task.heading, metrics[task.metric]["score"])
-    first_metric = next(iter(metrics.values()))  # of GLUE or SuperGLUE
+    # A task of GLUE or SuperGLUE may have several metrics, of which the first one is drawn.
+    first_metric = next(iter(metrics.values()))
     return Score(first_metric["name"], first_metric["score"])
 
 

@@ -167,7 +167,7 @@ class Block(NamedTuple):
 
     sentences: slice
     heads: slice
-    length: int  # of the longest of these sentences, in tokens
+    length: int  # how many tokens the longest of these sentences has
     rows_of_tile: int  # number of rows in each tile; the last tile may have fewer
     # Whether the sentences have the same logits. Their values are then side by side on the features.
     is_shared: bool

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .attentions import Attention, Head, attention_weights, attentions, compute_logits, find_stacks, split_heads
 
-ATTENTION_ARGUMENTS = ("query", "key", "value", "key_padding_mask")  # of an attention's forward, in their order
+# The first arguments of an attention's forward method, in their order.
+ATTENTION_ARGUMENTS = ("query", "key", "value", "key_padding_mask")
 
 
 class Reading(NamedTuple):
@@ -173,7 +174,7 @@ class HeadReplacement:
         self.attention = attention
         self.head_numbers = head_numbers
         self.logits = logits
-        self.arguments: dict[str, Any] = {}  # of the attention's last call
+        self.arguments: dict[str, Any] = {}  # the arguments that the attention was called with the last time
 
     def keep_arguments(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps the arguments of a call of the attention. This is the hook before the attention."""

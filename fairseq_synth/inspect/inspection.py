@@ -31,7 +31,7 @@ class Inspection(NamedTuple):
     initial_model: nn.Module | None  # the model before its training; None: not known
     options: Options
     results: Results
-    sentence_indices: list[int]  # of the sentences to read, in the data set, shortest first; empty without data
+    sentence_indices: list[int]  # which sentences of the data set are read, shortest first; empty without data
     batches: list[Batch]  # the same sentences
     loss: float  # on these sentences, in bits
     pass_seconds: float  # how long the forward passes for this loss took

@@ -109,8 +109,8 @@ def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> No
     """
     largest = max(sizes.values())
     num_classes = getattr(task_cfg, "num_classes", 0)
-    write_dictionary(folder / "dict.txt", largest)  # of a language model
-    write_dictionary(folder / "input0" / "dict.txt", largest)  # of a classifier
+    write_dictionary(folder / "dict.txt", largest)  # a language model looks for it here
+    write_dictionary(folder / "input0" / "dict.txt", largest)  # a classifier looks for it here
     write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)
     source_language = getattr(task_cfg, "source_lang", None)
     if source_language:

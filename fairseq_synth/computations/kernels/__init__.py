@@ -42,7 +42,7 @@ SWITCH = os.environ.get(VARIABLE, "0")  # read once, because Python takes as lon
 TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
-MAX_HEAD_DIM_OF_MIXTURES = 64  # of three functions or more
+MAX_HEAD_DIM_OF_MIXTURES = 64  # the limit for mixtures of three functions or more
 
 
 class SortedTerms(NamedTuple):
@@ -288,7 +288,7 @@ def compile_kernels(plan: Plan, call: Call) -> None:
                 launch.compile(launch.args(tensors))
     except torch.cuda.OutOfMemoryError:
         raise  # fairseq leaves such a batch out
-    except Exception as error:  # of many classes: from the compiler, the assembler and the GPU's driver
+    except Exception as error:  # the compiler, the assembler and the GPU's driver raise many classes of errors
         raise SynthesizerError(f"set {VARIABLE}=0: a kernel failed: {error!r:.1000}") from error
     plan.is_compiled = True
 

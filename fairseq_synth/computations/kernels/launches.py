@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     """Everything that the launches of a call depend on. A size is 0 if there is no such summand."""
 
     device: torch.device
-    dtypes: tuple[torch.dtype, ...]  # of the tensors, in the order of `NAMES`
+    dtypes: tuple[torch.dtype, ...]  # the types of the tensors, in the order of `NAMES`
     length: int  # tokens of each sentence, T
     bsz: int  # sentences, B
     num_heads: int  # H
@@ -55,7 +55,7 @@ class Layout(NamedTuple):
     is_by_distance: bool  # the matrix is given by its values by distance, 2 m + 1 for each head
     number_of_weights: int  # M
     weight_rows: WeightRows
-    scale: float  # of the product of queries and keys
+    scale: float  # the factor that the product of queries and keys is multiplied by
     has_hidden: bool  # whether there is a padding mask
     is_causal: bool
     has_dropout: bool

@@ -14,7 +14,7 @@ from ..measure import cumulative_singular_values, describe_weights, sentence_wei
 from ..passes import SentenceReading, padding_index, progress, read_sentences
 from ..positional import MeanByPosition
 
-HISTOGRAM_VALUES = 2000  # of each attention and sentence
+HISTOGRAM_VALUES = 2000  # how many values each attention and sentence adds to a histogram
 SHOWN_SENTENCES = 3
 LONGEST_SHOWN = 16  # tokens of a sentence that fits a picture
 

@@ -27,7 +27,7 @@ class Quality(NamedTuple):
 
     loss: float  # bits
     bleu: float | None
-    signature: str | None  # of BLEU
+    signature: str | None  # the signature that sacreBLEU gives with BLEU
 
 
 def describe_cost(inspection: Inspection) -> str:

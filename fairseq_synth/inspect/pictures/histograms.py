@@ -117,7 +117,7 @@ def draw_shares(histogram: Results) -> list[Call]:
     for state, style in STATE_STYLES.items():
         shares = histogram["shares"].get(state)
         if shares:
-            width = (histogram["high"] - low) / len(shares)  # of an interval
+            width = (histogram["high"] - low) / len(shares)  # the width of an interval
             edges = [low + i * width for i in range(len(shares) + 1)]
             calls.append(("stairs", [shares, edges], {"label": state, **style}))
     return calls

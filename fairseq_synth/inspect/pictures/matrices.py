@@ -293,7 +293,7 @@ def name_columns(panels: Row, columns: int, tokens: Sequence[str]) -> Row:
         if panel is None:
             named.append(None)
             continue
-        place_below = place + columns  # of the panel in the next row
+        place_below = place + columns  # where the panel in the next row is
         is_lowest = place_below >= len(panels) or panels[place_below] is None
         if is_lowest:
             ticks = tick_names("x", tokens, fontsize=6, rotation=90)
