@@ -163,10 +163,16 @@ def limit_torch_to_one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def cache_configurations():
     """Saves half a second of each command of fairseq by reusing parts of its configuration; see compose_cache.py."""
-    from compose_cache import CachedCompose
+    import hydra.initialize  # noqa: F401
+    from compose_cache import CachedCompose, find_calling_file
     from fairseq.dataclass import utils
 
-    with mock.patch.object(utils, "compose", CachedCompose(utils.compose)):
+    # The attribute `hydra.initialize` is a class, not the module of the same name.
+    hydra_initialize = sys.modules["hydra.initialize"]
+    with (
+        mock.patch.object(utils, "compose", CachedCompose(utils.compose)),
+        mock.patch.object(hydra_initialize, "detect_calling_file_or_module_from_stack_frame", find_calling_file),
+    ):
         yield
 
 

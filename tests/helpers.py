@@ -16,9 +16,12 @@ import logging
 import os
 import random
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -468,10 +471,10 @@ def is_alive(pid):
 
 @contextlib.contextmanager
 def run_programs_in_process():
-    """Lets recipes/ call fairseq-train, fairseq-preprocess etc. in this process in the body of a with statement.
+    """Lets recipes/ call fairseq-train, fairseq-preprocess, sacremoses etc. in this process in a with statement.
 
-    This saves the time in which a new process imports torch and fairseq. Only a few tests start the programs in
-    processes of their own, as users do, for example test_any_locale.
+    This saves the time in which a new process imports torch and fairseq, or prepares the tables of sacremoses. Only a
+    few tests start the programs in processes of their own, as users do, for example test_any_locale.
     """
     from recipes import prepare, score, steps
     from recipes import train as recipes_train
@@ -497,8 +500,43 @@ def run_programs_in_process():
         with open(log, "a" if watch else "w") as file:
             file.write(printed + logged)
 
+    run_in_shell = steps.shell
+
+    def shell(command, stdout=subprocess.PIPE, stdin_text=None):
+        """Replaces recipes.steps.shell: tokenises a file in this process, and runs any other command in a shell."""
+        if not is_tokenisation(command):
+            return run_in_shell(command, stdout, stdin_text)
+        stdout.write(tokenize_in_process(command))
+        return None
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "run", run)
         patch.setattr(score, "run_command", run)
         patch.setattr(recipes_train, "run_command", run)
+        patch.setattr(steps, "shell", shell)
         yield
+
+
+def is_tokenisation(command):
+    """Returns whether a shell command is ``sacremoses OPTIONS < FILE``, by the program of this environment.
+
+    A test may put another program with this name on the PATH, which then has to be started.
+    """
+    words = shlex.split(command)
+    if words[0] != "sacremoses" or "|" in words:
+        return False
+    program = shutil.which("sacremoses")
+    return program is not None and Path(program).parent == Path(sys.executable).parent
+
+
+def tokenize_in_process(command):
+    """Returns what the shell command ``sacremoses OPTIONS < FILE`` prints, as bytes, without a new process."""
+    from click.testing import CliRunner
+    from sacremoses.cli import cli
+
+    _program, *options, _reads_from, file = shlex.split(command)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # sacremoses uses a function that click is to remove
+        result = CliRunner().invoke(cli, options, input=Path(file).read_bytes(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout_bytes

@@ -7,11 +7,12 @@ from unittest import mock
 
 import fairseq
 import pytest
-from compose_cache import CachedCompose
+from compose_cache import CachedCompose, find_calling_file
 from fairseq import options
 from fairseq.dataclass import utils
 from helpers import RECIPE, SMALL
 from hydra import initialize_config_dir
+from hydra._internal.utils import detect_calling_file_or_module_from_stack_frame
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
@@ -81,3 +82,20 @@ def test_an_error_is_hydras(override):
         except Exception as error:
             messages.append((type(error), str(error)))
     assert messages[0] == messages[1]
+
+
+def call_at_depth(function, stack_depth):
+    """Calls a function that looks for its caller in the stack."""
+    return function(stack_depth)
+
+
+def call_from_a_lambda(function):
+    return (lambda: function(1))()
+
+
+def test_the_calling_file_is_the_one_that_hydra_finds():
+    """For a function of a module, for its caller, and for a function without a name, which has no module."""
+    hydras = detect_calling_file_or_module_from_stack_frame
+    assert call_at_depth(find_calling_file, 1) == call_at_depth(hydras, 1) == (__file__, __name__)
+    assert call_at_depth(find_calling_file, 2) == call_at_depth(hydras, 2) == (__file__, __name__)
+    assert call_from_a_lambda(find_calling_file) == call_from_a_lambda(hydras) == (__file__, None)
