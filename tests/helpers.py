@@ -37,7 +37,7 @@ from fairseq_cli import eval_lm, generate, interactive, preprocess, train, valid
 import fairseq_synth
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.attention import SyntheticAttention
-from fairseq_synth.errors import explain
+from fairseq_synth.errors import SynthesizerError, explain
 from fairseq_synth.heads import build_synthesizer, parse_heads
 from fairseq_synth.host.layers import FAST_PATH_COPIES
 from fairseq_synth.logits import Bias
@@ -476,10 +476,13 @@ def run_programs_in_process():
     This saves the time in which a new process imports torch and fairseq, or prepares the tables of sacremoses. Only a
     few tests start the programs in processes of their own, as users do, for example test_any_locale.
     """
-    from recipes import prepare, score, steps
+    from recipes import prepare, score, steps, translate
     from recipes import train as recipes_train
+    from scripts import average_checkpoints, classify
 
     programs = {
+        "average_checkpoints.py": average_checkpoints.main,
+        "classify.py": classify.main,
         "fairseq-preprocess": preprocess.cli_main,
         "fairseq-train": train.cli_main,
         "fairseq-generate": generate.cli_main,
@@ -493,27 +496,38 @@ def run_programs_in_process():
         Unlike the original, it does not call `watch` for the lines of the log.
         """
         program, *arguments = argv
-        if str(program) not in programs or steps.dry_run():
+        if str(program) == "python":
+            program, *arguments = arguments
+        main = programs.get(Path(program).name)
+        if main is None or steps.dry_run():
             return steps.run(argv, log, watch)
+        try:
+            printed, logged = run_cli(main, *arguments, form="| %(levelname)s | %(name)s | %(message)s")
+        except SynthesizerError:
+            return steps.run(argv, log, watch)  # fails again, with the error line that users see
         steps.show(argv)
-        printed, logged = run_cli(programs[program], *arguments, form="| %(levelname)s | %(name)s | %(message)s")
         with open(log, "a" if watch else "w") as file:
             file.write(printed + logged)
 
     run_in_shell = steps.shell
 
     def shell(command, stdout=subprocess.PIPE, stdin_text=None):
-        """Replaces recipes.steps.shell: tokenises a file in this process, and runs any other command in a shell."""
-        if not is_tokenisation(command):
-            return run_in_shell(command, stdout, stdin_text)
-        stdout.write(tokenize_in_process(command))
-        return None
+        """Replaces recipes.steps.shell: runs two programs in this process, and any other command in a shell."""
+        if is_tokenisation(command):
+            stdout.write(tokenize_in_process(command))
+            return None
+        program, *arguments = shlex.split(command)
+        if program == "fairseq-interactive":
+            printed, _ = run_cli(interactive.cli_main, *arguments, stdin=stdin_text)
+            return printed
+        return run_in_shell(command, stdout, stdin_text)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "run", run)
         patch.setattr(score, "run_command", run)
         patch.setattr(recipes_train, "run_command", run)
         patch.setattr(steps, "shell", shell)
+        patch.setattr(translate, "shell", shell)
         yield
 
 

@@ -144,7 +144,7 @@ def translate_by(run, text, monkeypatch, capsys):
     return capsys.readouterr().out
 
 
-def test_an_example_translates_as_its_run_and_names_no_folder(example, monkeypatch, capsys):
+def test_an_example_translates_as_its_run_and_names_no_folder(example, programs_in_process, monkeypatch, capsys):
     text = "a dog\n"
     translation = translate_by(example / "example", text, monkeypatch, capsys)
     assert translation == translate_by(example / "run", text, monkeypatch, capsys) and translation.count("\n") == 1
