@@ -51,7 +51,11 @@ def format_flags() -> str:
 
 
 def main() -> None:
-    """Runs the command line. Raises SynthesizerError for a word that it does not know, or if torch does not fit."""
+    """Runs the command line.
+
+    Raises:
+        SynthesizerError: a word is unknown, or torch is too old or not installed.
+    """
     package = Path(__file__).absolute().parent
     words = sys.argv[1:]
     if words in (["--help"], ["-h"]):
