@@ -36,8 +36,9 @@ LINFORMER_FLAGS = [
 class LinformerAttention(nn.Module):
     """Computes Linformer's multi-head self-attention ``softmax(Q (E K)^T / sqrt(d)) F V`` (eq. 7).
 
-    The parameters E and F project the keys and values of a sentence's tokens to k positions. Each is a matrix (k, n) for
-    all heads or for each head. A sentence of T tokens uses their first T columns. Keys and values at padding are set to 0, so that padding has no effect on the k projected positions.
+    E and F, of size (k, n), project the keys and values of a sentence's tokens to k positions. A sentence of T tokens
+    uses their first T columns. Keys and values at padding are set to 0, so that padding has no effect on the k
+    projected positions.
 
     Args:
         embed_dim: C, the width of the layer; a multiple of `num_heads`.
