@@ -41,8 +41,8 @@ def adapt_checkpoint(
         may_start_from_stock: Whether no layer of the checkpoint has keys ``synthesizer.*``; see `check_start`.
 
     Raises:
-        SynthesizerError: The checkpoint has other functions, other sizes of the same functions, or was saved from a
-            model that is prepared for generation.
+        SynthesizerError: The checkpoint has other functions, or other sizes of the same functions. Or only one of the
+            two, checkpoint and model, is prepared for generation.
     """
     has_keys_of_this_attention = any(key.startswith(prefix) for key in state_dict)
     if not has_keys_of_this_attention:
@@ -157,7 +157,7 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
     * Its heads are all of one kind and compute no dot products.
     * It needs further weights, and its heads are of several kinds.
     * It needs further weights, and other layers of the checkpoint have such weights. Then the checkpoint is a
-      Synthesizer's, and this layer has other functions there.
+      Synthesizer's, and this layer has ``vanilla`` alone there.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
@@ -167,8 +167,8 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
     attention = prefix.removesuffix(".")
     mixtures = synthesizer.mixtures()  # one for each kind of heads
     has_several_kinds_of_heads = len(mixtures) > 1
-    computes_dot_products = any(mixture.reads_query_key for mixture in mixtures)  # with the projections of `vanilla`
-    needs_further_weights = bool(synthesizer.state_dict())
+    computes_dot_products = any(mixture.reads_query_key for mixture in mixtures)
+    needs_further_weights = bool(synthesizer.state_dict())  # The weights of `vanilla` are not in here.
     if not has_several_kinds_of_heads and not computes_dot_products:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, this model has "

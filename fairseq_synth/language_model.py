@@ -57,7 +57,7 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         model = cls(decoder)
         model.add_bos_token = bool(args.add_bos_token)
         model.takes_longer_rows = not has_limited_positions(args, limit)
-        announce_limit(task, limit)
+        announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:

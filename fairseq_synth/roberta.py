@@ -137,7 +137,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         check_rows("--tokens-per-sample", tokens_per_sample, limit)
         check_rows("--max-positions", args.max_positions, limit)
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
-        announce_limit(task, limit)
+        announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
         return model
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

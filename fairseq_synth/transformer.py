@@ -49,7 +49,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         head_groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
         length_limit = stack_limit(args, head_groups_of_all_layers)
         model = super().build_model(TransformerConfig.from_namespace(args), task)
-        announce_limit(task, length_limit)
+        announce_limit(task, length_limit)  # Only a model that could be built has a limit to announce.
         if length_limit:
             # With --truncate-source, the task cuts sources that are too long.
             cut_sources(task, model.encoder.max_positions())
@@ -68,7 +68,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation in place, as fairseq's own method does.
 
-        It also sets the two attributes of the class, by which `max_positions` limits sources and references.
+        It also sets `reads_targets` and `matches_sources`, on which `max_positions` depends.
 
         Args:
             cfg: fairseq's whole config.
@@ -86,7 +86,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def max_positions(self) -> tuple[int, float]:
         """Returns the longest source and the longest target that the model takes, in tokens.
 
-        The attributes of the class say when these limits differ from fairseq's.
+        They are those of fairseq's method, except in the two cases that the attributes of the class describe.
         """
         longest_source, longest_target = super().max_positions()
         has_limited_decoder = self.decoder.max_length is not None

@@ -79,7 +79,10 @@ def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
             functions[attention.name] = function
             heads += replaceable_heads
     if not heads:
-        raise SynthesizerError(f"{loaded.path}: no head to replace: none of those asked for has dot-product attention")
+        raise SynthesizerError(
+            f"{loaded.path}: no head to replace: the heads asked for compute no dot products, or --encoder {KEEP} or "
+            f"--decoder {KEEP} keeps them"
+        )
     sizes = choose_sizes(loaded, args)
     return Conversion(
         model_name=model_name,

@@ -79,11 +79,13 @@ def convert_weights(
     layer_specs: dict[str, list[str]] = {}
     for attention in self_attentions(model):
         prefix = find_prefix(model, attention.module)
+        old_attention_state = remove_entries(state, prefix)
+        replaced = {head.number for head in heads if head.attention == attention.name}
         # An attention without replaced heads keeps its weights, but its functions have to be listed too.
         new_attention = replace_heads(
-            remove_entries(state, prefix),
+            old_attention_state,
             attention=attention,
-            replaced={head.number for head in heads if head.attention == attention.name},
+            replaced=replaced,
             function=conversion.functions.get(attention.name, ""),
             parameters=parameters.get(attention.name, {}),
         )
