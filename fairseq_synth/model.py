@@ -236,7 +236,7 @@ def check_model(model: str, checkpoints: str) -> None:
     is_url = "://" in model
     if is_url:
         return
-    # The most frequent mistake is the path of a checkpoint in place of its folder.
+    # A common mistake is to give the path of a checkpoint in place of its folder.
     check_folder_or_archive(model, advice=f"give its folder, and checkpoint_file={os.path.basename(model)!r}")
     if os.path.isdir(model):
         for name in checkpoints.split(os.pathsep):
@@ -248,11 +248,13 @@ def check_model(model: str, checkpoints: str) -> None:
 def find_data(model: str, data: str) -> str:
     """Returns the path to give to fairseq for the folder of the dictionaries.
 
-    fairseq takes a path that starts with "." to be within the model's folder. The result is:
+    There are five cases. fairseq takes only a path that starts with "." to be within the model's folder.
 
-    * `data` as it is, if it is a URL, does not start with ".", or is a folder within the model's folder.
-    * `data` as it is, if the model is an archive or a URL, which fairseq has yet to unpack.
-    * The absolute path of `data`, if it starts with "." and is a folder within the current folder only.
+    1. `data` is a URL: it is returned as it is.
+    2. `data` does not start with ".": it is returned as it is.
+    3. The model is an archive or a URL, which fairseq has yet to unpack: `data` is returned as it is.
+    4. `data` is a folder within the current folder, and not within the model's folder: its absolute path is returned.
+    5. `data` is a folder within the model's folder: it is returned as it is.
 
     Args:
         model: the folder of the model, an archive of the folder, or a URL.
