@@ -64,7 +64,11 @@ class LinformerAttention(nn.Module):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
     ) -> None:
-        """Builds the layers and parameters of one attention; the class describes the arguments and `sharing`."""
+        """Builds the layers and parameters of one attention. The class describes the arguments.
+
+        `sharing` is one of four values. ``none``: each head has an E and an F. ``headwise``: the heads share them.
+        ``key-value``: E is F too. ``layerwise``: as ``key-value``, and the encoder makes all layers share E afterwards.
+        """
         super().__init__()
         self.num_heads = num_heads
         # --retain-dropout-modules knows the dropout of attention weights by this name
@@ -76,7 +80,6 @@ class LinformerAttention(nn.Module):
         heads_share_projection = sharing != "none"
         num_matrices = 1 if heads_share_projection else num_heads
         self.E = nn.Parameter(torch.empty(num_matrices, k, max_length))
-        # With `layerwise`, the encoder then replaces this E by that of the first layer (`LinformerEncoder`).
         keys_and_values_share_projection = sharing in ("key-value", "layerwise")
         if keys_and_values_share_projection:
             self.F = self.E
