@@ -51,23 +51,31 @@ def format_flags() -> str:
 
 
 def main() -> None:
-    """Runs the command line. Raises SynthesizerError for a word that it does not know, or if torch does not fit."""
+    """Runs the command line.
+
+    Raises:
+        SynthesizerError: a word is unknown, or torch is too old or not installed.
+    """
     package = Path(__file__).absolute().parent
     words = sys.argv[1:]
-    if words in (["--help"], ["-h"]):
-        print(HELP, end="")
-        return
-    if words not in ([], ["configs"], ["flags"]):
-        raise SynthesizerError(f"{' '.join(words)}: python -m fairseq_synth takes the word configs, flags, or nothing")
-    check_installed()
-    if words == ["flags"]:
-        logging.disable(logging.INFO)  # while it is imported, fairseq recommends packages that are not needed here
-        register()
-        print(format_flags())
-    elif words == ["configs"]:
-        print(find_configs(package))
-    else:
-        print(package)
+    match words:
+        case ["--help"] | ["-h"]:
+            print(HELP, end="")
+        case []:
+            check_installed()
+            print(package)
+        case ["configs"]:
+            check_installed()
+            print(find_configs(package))
+        case ["flags"]:
+            check_installed()
+            logging.disable(logging.INFO)  # while it is imported, fairseq recommends packages that are not needed here
+            register()
+            print(format_flags())
+        case _:
+            raise SynthesizerError(
+                f"{' '.join(words)}: python -m fairseq_synth takes the word configs, flags, or nothing"
+            )
 
 
 if __name__ == "__main__":

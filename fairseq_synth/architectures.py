@@ -56,11 +56,11 @@ def adapt(preset: Preset, **values: Any) -> Preset:
     It sets these flags first, because `preset` does not change a flag that is set.
     """
 
-    def fill(args: argparse.Namespace) -> None:
+    def adapted_preset(args: argparse.Namespace) -> None:
         set_defaults(args, **values)
         preset(args)
 
-    return fill
+    return adapted_preset
 
 
 def stack_sizes(stack: str, layers: int, embed_dim: int, ffn_embed_dim: int, heads: int) -> dict[str, int]:
@@ -90,19 +90,20 @@ def fill_t5(args: argparse.Namespace) -> None:
 def widen(preset: Preset) -> Preset:
     """Returns a preset of a stock Transformer with as many parameters as a Synthesizer, ``random+vanilla``, has.
 
-    In each layer, its feed-forward network is wider than in `preset`. A width that is set already is kept, because
-    fairseq calls a preset again on the same flags when it builds or loads a model.
+    In each layer, its feed-forward network is wider than in `preset`, unless the user has set the width. (The width is
+    also set if fairseq calls the preset a second time on the same flags, when it builds or loads a model.)
     """
 
-    def fill(args: argparse.Namespace) -> None:
-        stacks = ("encoder", "decoder")
-        # This must be asked before `preset`, which sets every width that is not set yet.
-        stacks_to_widen = [stack for stack in stacks if getattr(args, f"{stack}_ffn_embed_dim", None) is None]
-        preset(args)
-        for stack in stacks_to_widen:
+    def widened_preset(args: argparse.Namespace) -> None:
+        stacks_without_width = []
+        for stack in ("encoder", "decoder"):
+            if getattr(args, f"{stack}_ffn_embed_dim", None) is None:
+                stacks_without_width.append(stack)
+        preset(args)  # From here on, every width is set.
+        for stack in stacks_without_width:
             widen_feed_forward(args, stack)
 
-    return fill
+    return widened_preset
 
 
 def widen_feed_forward(args: argparse.Namespace, stack: str) -> None:
@@ -136,16 +137,16 @@ def make_convolutional(preset: Preset, conv_type: str) -> Preset:
         conv_type: ``lightweight`` or ``dynamic``.
     """
 
-    def fill(args: argparse.Namespace) -> None:
-        preset(args)  # First, because it sets the numbers of layers, which are needed below.
-        # These two are overridden, because fairseq's parser has set them to its defaults by now.
+    def convolutional_preset(args: argparse.Namespace) -> None:
+        preset(args)  # This sets the numbers of layers.
+        # fairseq's parser has a default for the types, so they are set in any case. It has none for the widths.
         args.encoder_conv_type = conv_type
         args.decoder_conv_type = conv_type
         set_defaults(args, encoder_kernel_size_list=convolution_widths(args.encoder_layers))
         set_defaults(args, decoder_kernel_size_list=convolution_widths(args.decoder_layers))
-        lightconv.base_architecture(args)  # Last, because it sets the flags that no one has set so far.
+        lightconv.base_architecture(args)  # This sets all flags that are not set yet.
 
-    return fill
+    return convolutional_preset
 
 
 def convolution_widths(num_layers: int) -> list[int]:
@@ -329,12 +330,14 @@ def forget_earlier_import() -> None:
     A notebook may reload a package. If another package has registered one of the names, its model stays, and fairseq
     raises its error about a duplicate.
     """
-    models = [name for name in MODELS if name in MODEL_REGISTRY and is_of_this_package(MODEL_REGISTRY[name])]
-    architectures = [name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)]
-    for model in models:
-        forget_model(model)
-    # When fairseq registers a model, it also registers an architecture of the same name, whose preset is its own.
-    for architecture in {*architectures, *models}:
+    own_models = {name for name, model in MODEL_REGISTRY.items() if is_of_this_package(model)}
+    own_architectures = {name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)}
+    # With each model, fairseq registers an architecture of the same name. The preset of this architecture belongs to
+    # fairseq, so the line above leaves it out.
+    own_architectures |= own_models
+    for model_name in own_models:
+        forget_model(model_name)
+    for architecture in own_architectures:
         forget_architecture(architecture)
 
 

@@ -26,26 +26,23 @@ def adapt_checkpoint(
 ) -> None:
     """Checks that an attention can load its weights from a checkpoint, and adds what a stock checkpoint lacks.
 
-    The attention in the checkpoint is one of three:
+    There are three cases:
 
-    * None: no key begins with `prefix`, so the checkpoint is of another model altogether. Nothing is done.
-    * A stock Transformer's: it has query projections, and lacks the keys ``synthesizer.*``. They are added to
-      `state_dict`, with weights for which the logits of all functions other than ``vanilla`` are 0. A model with
-      ``--synth-mixture sum`` then starts with the output of the stock model. (``fixed_random`` is not trained and keeps
-      its logits.)
-    * A Synthesizer's. It has to have the functions of this attention, at the same sizes.
+    * No key begins with `prefix`, so the checkpoint is of another model altogether. Nothing is done.
+    * The attention in the checkpoint looks like a stock Transformer's: it has query projections, and no keys
+      ``synthesizer.*``. If this attention can start from it (`check_start`), these keys are added to `state_dict`.
+    * The attention in the checkpoint is a Synthesizer's. It has to have the functions of this attention, at the same
+      sizes.
 
     Args:
-        state_dict: The weights of the checkpoint, which is changed in place if the attention is a stock Transformer's.
+        state_dict: The weights of the checkpoint, which is changed in place in the second case.
         prefix: The keys of this attention begin with it; it ends with a dot.
         synthesizer: The part of the attention that computes the logits.
-        may_start_from_stock: Whether the whole checkpoint may be a stock Transformer's. This is False if some layer has
-            keys ``synthesizer.*``. A layer that looks like a stock Transformer's is then an error, unless the model has
-            ``vanilla`` alone there.
+        may_start_from_stock: Whether no layer of the checkpoint has keys ``synthesizer.*``; see `check_start`.
 
     Raises:
-        SynthesizerError: The checkpoint has other functions, other sizes of the same functions, or was saved from a
-            model that is prepared for generation.
+        SynthesizerError: The checkpoint has other functions, or other sizes of the same functions. Or only one of the
+            two, checkpoint and model, is prepared for generation.
     """
     has_keys_of_this_attention = any(key.startswith(prefix) for key in state_dict)
     if not has_keys_of_this_attention:
@@ -53,10 +50,8 @@ def adapt_checkpoint(
     saved = select_prefix(state_dict, f"{prefix}synthesizer.")
     check_folding(prefix, saved, synthesizer)
     has_queries = f"{prefix}q_proj.weight" in state_dict
-    # An attention of this plugin that has `vanilla` alone has the same keys as a stock Transformer's.
-    is_stock_attention = has_queries and not saved
-    if is_stock_attention:
-        # The functions of the model are checked here, because the checkpoint names none.
+    looks_like_stock = has_queries and not saved  # This plugin's attention looks so too if it has `vanilla` alone.
+    if looks_like_stock:
         check_start(prefix, synthesizer, may_start_from_stock)
         start_from_dot_product(state_dict, prefix, synthesizer)
     else:
@@ -86,12 +81,12 @@ def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
     if is_saved_folded and not is_model_folded:
         raise SynthesizerError(
             f"{attention}: these are weights of a model prepared for generation, which no other model can take; load "
-            "the checkpoint itself"
+            "the checkpoint from which it was prepared"
         )
     if is_model_folded and not is_saved_folded:
         raise SynthesizerError(
-            f"{attention}: this model is prepared for generation and takes no weights of a training; load them into a "
-            "new model"
+            f"{attention}: this model is prepared for generation and takes no weights any more; load them into a new "
+            "model"
         )
 
 
@@ -156,10 +151,13 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
 def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool) -> None:
     """Raises SynthesizerError if the attention of the model cannot start from a stock attention in the checkpoint.
 
-    A *stock* attention is fairseq's own: all heads compute dot products (``vanilla``) alone. An attention that has no
-    weights of synthesizing functions is the same and can always start from it. Any other attention can if all its heads
-    are of one kind that computes dot products among other functions, and if the checkpoint has stock attention in all
-    other layers too.
+    A *stock* attention is fairseq's own: all heads compute dot products (``vanilla``) alone. The model cannot start
+    from it in three cases:
+
+    * Its heads are all of one kind and compute no dot products.
+    * It needs further weights, and its heads are of several kinds.
+    * It needs further weights, and other layers of the checkpoint have such weights. Then the checkpoint is a
+      Synthesizer's, and this layer has ``vanilla`` alone there.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
@@ -167,23 +165,22 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
         may_start_from_stock: Whether no layer of the checkpoint has keys ``synthesizer.*``.
     """
     attention = prefix.removesuffix(".")
-    mixtures = synthesizer.mixtures()  # one for each group of heads of the same kind
-    has_one_kind_of_heads = len(mixtures) == 1
-    if has_one_kind_of_heads and not mixtures[0].reads_query_key:
+    mixtures = synthesizer.mixtures()  # one for each kind of heads
+    has_several_kinds_of_heads = len(mixtures) > 1
+    computes_dot_products = any(mixture.reads_query_key for mixture in mixtures)
+    needs_further_weights = bool(synthesizer.state_dict())  # The weights of `vanilla` are not in here.
+    if not has_several_kinds_of_heads and not computes_dot_products:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    has_no_other_functions = not synthesizer.state_dict()
-    if has_no_other_functions:
-        return
-    if not has_one_kind_of_heads:
+    if needs_further_weights and has_several_kinds_of_heads:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in all heads, this model has heads of several "
             f"kinds; {advise_functions(attention)}"
         )
-    if not may_start_from_stock:
+    if needs_further_weights and not may_start_from_stock:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
@@ -194,36 +191,34 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
 def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
     """Adds the weights of the synthesizer to the state dict of a stock attention, which is changed in place.
 
-    The logits of its trained functions are 0 at first, so that ``vanilla`` alone determines the output. For this, the
-    weights of the synthesizer itself are changed in place, and then copied.
+    In these weights, the logits of all trained functions other than ``vanilla`` are 0. A model with ``--synth-mixture
+    sum`` then starts with the output of the stock model. The synthesizer gets the same weights, in place.
 
     Args:
         state_dict: The weights of the checkpoint.
         prefix: The keys of the attention begin with it; it ends with a dot.
-        synthesizer: The synthesizer of the model, whose weights are changed too. It has one group of heads.
+        synthesizer: The synthesizer of the model, which `check_start` has accepted.
     """
     if not synthesizer.state_dict():
-        return
-    (mixture,) = synthesizer.mixtures()
-    log_start(prefix.removesuffix("."), synthesizer, mixture)
+        return  # All heads have `vanilla` alone, so the checkpoint lacks nothing.
+    (mixture,) = synthesizer.mixtures()  # `check_start` refuses several kinds of heads.
+    attention = prefix.removesuffix(".")
+    logger.info(f"{attention}: starting {' and '.join(mixture.components)} from the weights of dot-product attention")
+    warn_of_other_output(attention, mixture)
     for function in mixture.functions():
         function.zero_logits_()
     for key, value in synthesizer.state_dict().items():
         state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
 
 
-def log_start(attention: str, synthesizer: LayerSynthesizer, mixture: Mixture) -> None:
-    """Logs that an attention starts from dot-product attention, and warns if its first output will be another one.
+def warn_of_other_output(attention: str, mixture: Mixture) -> None:
+    """Warns if an attention that starts from dot-product attention has another output than it at first.
 
     Args:
         attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
-        synthesizer: The synthesizer of the model.
         mixture: The functions of its heads, which are all of one kind.
     """
-    logger.info(
-        f"{attention}: starting {' and '.join(function_names(synthesizer))} from the weights of dot-product attention"
-    )
-    is_convex = mixture.alpha is not None  # The weights of a convex mixture, which sum to 1, are parameters.
+    is_convex = mixture.alpha is not None  # Only a convex mixture has a parameter alpha, the weights of its functions.
     if is_convex:
         logger.warning(
             f"{attention}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
@@ -232,7 +227,7 @@ def log_start(attention: str, synthesizer: LayerSynthesizer, mixture: Mixture) -
     for name, function in zip(mixture.components, mixture.functions()):
         is_dot_product = function.reads_query_key
         if not is_dot_product and not function.is_trained():
-            # Such a function has no parameters that could be 0, so its logits are added to those of the checkpoint.
+            # `zero_logits_` cannot set such logits to 0, so they are added to those of the checkpoint.
             logger.warning(f"{attention}: {name} is not trained, so its logits stay: the output changes")
 
 

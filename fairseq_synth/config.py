@@ -2,7 +2,7 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from typing import Any, NamedTuple, Optional
@@ -88,36 +88,40 @@ def config_class(name: str, *flags: Flag) -> Any:
 NESTED_FIELDS = ("encoder", "decoder", "quant_noise")
 
 
-def flatten(nested: type, prefix: str = "") -> list[Flag]:
+def flatten(config: type) -> list[Flag]:
     """Returns the fields of fairseq's nested config as flags: ``encoder.embed_dim`` becomes ``encoder_embed_dim``.
 
     The config is flat because both the command line and Hydra can set every value of a flat config, while they would
     lose some values of a nested one. A flat config also leaves only plain values in a checkpoint.
 
     Args:
-        nested: a dataclass of fairseq, some of whose fields are dataclasses again.
-        prefix: what the names of the flags begin with.
+        config: a dataclass of fairseq. Its fields in `NESTED_FIELDS` are dataclasses that have only plain fields.
     """
     flags: list[Flag] = []
-    for config_field in dataclasses.fields(nested):
-        if config_field.name == "_name":  # Hydra's name of the config, which is no flag
-            continue
+    for config_field in flag_fields(config):
         if config_field.name in NESTED_FIELDS:
-            # These dataclasses have no dataclasses in them, so `prefix` is empty here and the new one replaces it.
-            flags += flatten(nested_class(config_field), prefix=f"{config_field.name}_")
+            for nested_field in flag_fields(nested_class(config_field)):
+                flags.append(field_to_flag(nested_field, name=f"{config_field.name}_{nested_field.name}"))
         else:
-            flags.append(flatten_field(config_field, prefix))
+            flags.append(field_to_flag(config_field, name=config_field.name))
     return flags
 
 
-def flatten_field(config_field: Any, prefix: str) -> Flag:
-    """Returns a field of fairseq's config as a flag, with two repairs.
+def flag_fields(config: type) -> list[Any]:
+    """Returns the fields of a dataclass of fairseq, without ``_name``, which is Hydra's name of the config."""
+    return [config_field for config_field in dataclasses.fields(config) if config_field.name != "_name"]
+
+
+def field_to_flag(config_field: Any, name: str) -> Flag:
+    """Returns a plain field of fairseq's config as a flag.
+
+    The flag has the default, type and help of the field, except for a wrong default and a wrong type of fairseq. None
+    of these fields has a default factory.
 
     Args:
         config_field: a field that is no dataclass.
-        prefix: what the name of the flag begins with.
+        name: the name of the flag.
     """
-    name = prefix + config_field.name
     if name in ("decoder_input_dim", "decoder_output_dim"):
         # fairseq's default under Hydra is 512, whatever the decoder's width.
         default = II("model.decoder_embed_dim")
@@ -151,52 +155,62 @@ def to_namespace(cfg: Any, config: type[FairseqDataclass]) -> argparse.Namespace
         config: the model's dataclass of flags. Its defaults are taken where `cfg` has no value, which is so if `cfg`
             comes from a checkpoint that is older than the flag.
     """
-    if OmegaConf.is_config(cfg):
-        settings: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
-        with_defaults = vars(config.from_namespace(argparse.Namespace(**settings)))
-        # A DictConfig may also have settings that are no flag of the model, and `from_namespace` leaves them out. They
-        # are put back here.
-        args = argparse.Namespace(**{**with_defaults, **settings})
-    else:
-        # `from_namespace` returns a dataclass as it is. For a Namespace, it returns the flags of the model.
-        args = argparse.Namespace(**vars(config.from_namespace(cfg)))
-    for name, value in vars(args).items():
-        # An interpolation refers to another setting of the model, which `plain_value` looks up in `args`.
-        setattr(args, name, plain_value(args, value))
-    return args
+    settings = settings_of_hydra(cfg, config) if OmegaConf.is_config(cfg) else settings_of_object(cfg, config)
+    plain_settings = {name: plain_value(settings, value) for name, value in settings.items()}
+    return argparse.Namespace(**plain_settings)
 
 
-def plain_value(args: argparse.Namespace, value: Any) -> Any:
-    """Returns a value of a model's config as a number, text, list, truth value or None.
+def settings_of_hydra(cfg: Any, config: type[FairseqDataclass]) -> dict[str, Any]:
+    """Returns {name: value} for every setting in a DictConfig, and the default for each flag that it lacks.
 
-    The member of an enum becomes its text. An interpolation such as ``${model.decoder_embed_dim}``, which nothing
-    resolves outside of Hydra, becomes the value that it refers to. It becomes None if it refers to another part of
-    fairseq's config, such as ``${task.tokens_per_sample}``.
+    A DictConfig may also have settings that are no flag of the model. They are kept.
+    """
+    settings: Any = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+    flags = settings_of_object(argparse.Namespace(**settings), config)
+    return {**flags, **settings}
+
+
+def settings_of_object(cfg: Any, config: type[FairseqDataclass]) -> dict[str, Any]:
+    """Returns {name of a flag: its value, or its default if `cfg` has no value}.
 
     Args:
-        args: all settings of the model.
+        cfg: a Namespace, or an instance of `config`.
+        config: the model's dataclass of flags.
+    """
+    return dict(vars(config.from_namespace(cfg)))
+
+
+def plain_value(settings: Mapping[str, Any], value: Any) -> Any:
+    """Returns a value of a model's config as a number, text, list, truth value or None.
+
+    The member of an enum becomes its text. An interpolation is a reference to another setting, which nothing resolves
+    outside of Hydra:
+
+    * ``${model.decoder_embed_dim}`` becomes the value of ``decoder_embed_dim`` in `settings`.
+    * ``${task.tokens_per_sample}`` becomes None, because it is in another part of fairseq's config.
+
+    Args:
+        settings: all settings of the model.
         value: the value of one of them.
     """
     if isinstance(value, Enum):
-        return str(value)
+        return str(value)  # ``refuse``: the enums of fairseq (`ChoiceEnum`) return their value here
     if not isinstance(value, str) or not value.startswith("${"):
         return value
     key = value.removeprefix("${").removesuffix("}")
     if not key.startswith("model."):
         return None
-    # No setting of a model refers to one that refers to another, so this is a plain value.
-    return getattr(args, key.removeprefix("model."))
+    return plain_value(settings, settings[key.removeprefix("model.")])
 
 
-def check_and_parse_flags(args: argparse.Namespace, *stacks: str) -> None:
-    """Checks the flags of a model, and replaces each ``{stack}_synthesizer`` in `args` by the heads of its layers.
+def check_and_parse_flags(args: argparse.Namespace, stacks: Sequence[str]) -> argparse.Namespace:
+    """Returns the flags of a model after checking them, with the heads that ``--encoder-synthesizer`` describes.
 
-    The layers are built from the same `args`, and fairseq hands nothing else to them. So the attributes
-    ``encoder_synthesizer`` and ``decoder_synthesizer`` change their type: from the text of the flag to the list that
-    `read_layers` returns.
+    The heads are in the additional attributes ``encoder_head_groups`` and ``decoder_head_groups``, in the form that
+    `read_layers` returns. They travel with the flags because fairseq hands nothing else to the layers.
 
     Args:
-        args: the flags of the model, which are changed in place.
+        args: the flags of the model, which stay as they are.
         stacks: which of ``encoder`` and ``decoder`` the model has.
 
     Raises:
@@ -206,9 +220,11 @@ def check_and_parse_flags(args: argparse.Namespace, *stacks: str) -> None:
     check_at_least(args, "synth_rank", 1)
     if getattr(args, "base_layers", 0):
         raise SynthesizerError(f"--base-layers {args.base_layers}: such layers have no attention; leave the flag out")
+    head_groups = {}
     for stack in stacks:
         check_attention(args, stack)
-        setattr(args, f"{stack}_synthesizer", read_layers(args, stack))
+        head_groups[f"{stack}_head_groups"] = read_layers(args, stack)
+    return argparse.Namespace(**vars(args), **head_groups)
 
 
 def check_at_least(args: argparse.Namespace, name: str, smallest: int) -> None:
@@ -229,10 +245,10 @@ def check_attention(args: argparse.Namespace, stack: str) -> None:
         SynthesizerError: the number of heads does not divide the width, or a flag is for fairseq's attention alone.
     """
     embed_dim = getattr(args, f"{stack}_embed_dim")
-    heads = getattr(args, f"{stack}_attention_heads")
-    if heads < 1 or embed_dim % heads != 0:
+    num_heads = getattr(args, f"{stack}_attention_heads")
+    if num_heads < 1 or embed_dim % num_heads != 0:
         raise SynthesizerError(
-            f"--{stack}-attention-heads {heads} does not divide --{stack}-embed-dim {embed_dim}; choose a divisor"
+            f"--{stack}-attention-heads {num_heads} does not divide --{stack}-embed-dim {embed_dim}; choose a divisor"
         )
     if getattr(args, f"{stack}_xformers_att_config", None):
         raise SynthesizerError(
@@ -252,14 +268,16 @@ def read_layers(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, .
     """
     flag = f"--{stack}-synthesizer"
     spec = getattr(args, f"{stack}_synthesizer")
-    layers = getattr(args, f"{stack}_layers")
-    heads = getattr(args, f"{stack}_attention_heads")
+    num_layers = getattr(args, f"{stack}_layers")
+    num_heads = getattr(args, f"{stack}_attention_heads")
     # An element for each layer: the groups of heads that the layer has.
-    described_layers = [parse_heads(layer_spec, heads, flag) for layer_spec in spec.split(",")]
+    described_layers = [parse_heads(layer_spec, num_heads, flag) for layer_spec in spec.split(",")]
     if len(described_layers) == 1:
-        described_layers = described_layers * layers  # A description without commas is for all layers.
-    if len(described_layers) != layers:
-        raise SynthesizerError(f"{flag} {spec!r} names {len(described_layers)} layers, --{stack}-layers is {layers}")
+        described_layers = described_layers * num_layers  # A description without commas is for all layers.
+    if len(described_layers) != num_layers:
+        raise SynthesizerError(
+            f"{flag} {spec!r} names {len(described_layers)} layers, --{stack}-layers is {num_layers}"
+        )
     # The flag describes all layers, also those that --{stack}-layers-to-keep leaves out.
     return [described_layers[layer] for layer in kept_layers(args, stack)]
 
@@ -274,18 +292,19 @@ def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
     Raises:
         SynthesizerError: ``--{stack}-layers-to-keep`` names a layer that does not exist, or the same layer twice.
     """
-    layers = getattr(args, f"{stack}_layers")
+    num_layers = getattr(args, f"{stack}_layers")
     kept = getattr(args, f"{stack}_layers_to_keep", None)
     if not kept:
-        return list(range(layers))
+        return list(range(num_layers))
     # The numbers are compared as text, so that anything else than a number is refused, too.
     numbers = [number.strip() for number in kept.split(",")]
-    existing_numbers = {str(layer) for layer in range(layers)}
+    existing_numbers = {str(layer) for layer in range(num_layers)}
     has_repetition = len(set(numbers)) < len(numbers)
     has_unknown_number = any(number not in existing_numbers for number in numbers)
     if has_repetition or has_unknown_number:
         raise SynthesizerError(
-            f"--{stack}-layers-to-keep {kept!r}: give numbers of layers, 0 to {layers - 1}, joined by commas, each once"
+            f"--{stack}-layers-to-keep {kept!r}: give numbers of layers, 0 to {num_layers - 1}, joined by commas, each "
+            "once"
         )
     return sorted(int(number) for number in numbers)
 
@@ -301,7 +320,7 @@ def stack_limit(args: Any, layers: Sequence[Sequence[HeadGroup]]) -> Limit | Non
     for layer_groups in layers:
         for group in layer_groups:
             functions.update(group.functions)
-    tokens = synthesizers.longest_sentence(functions, args.synth_max_length, str(args.synth_beyond_length))
+    tokens = synthesizers.longest_sentence(functions, args.synth_max_length, args.synth_beyond_length)
     if tokens is None:
         return None
     return Limit(tokens, "--synth-max-length")

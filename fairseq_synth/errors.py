@@ -91,18 +91,21 @@ def chain_of_causes(error: BaseException) -> list[BaseException]:
 def find_cause(error: BaseException) -> BaseException | None:
     """Returns the error that caused this one, or None.
 
-    * After ``raise ... from cause``, it is the cause. Python keeps it in ``__cause__``.
-    * fairseq and torch raise some errors again as an Exception or a RuntimeError, without ``from``. Then it is the
-      error that was being handled, which Python keeps in ``__context__``.
-    * Any other error has no cause. It may have been raised while another error was being handled, but then it is
-      a mistake in the code that handles errors, and not the same mistake.
+    An error that was raised while another one was being handled is not always caused by it: the code that handles
+    errors may have a mistake of its own.
     """
-    is_wrapper = type(error) in (Exception, RuntimeError)
+    has_from = error.__suppress_context__  # Python sets this for `raise ... from cause` and `raise ... from None`.
+    if has_from:
+        return error.__cause__  # the cause, or None
+    if is_raised_again(error):
+        return error.__context__  # the error that was being handled
+    return None
+
+
+def is_raised_again(error: BaseException) -> bool:
+    """Returns whether fairseq or torch raised an error of another class again as an Exception or a RuntimeError."""
     package = raising_module(error).split(".")[0]
-    has_from = error.__suppress_context__  # Python sets this for `raise ... from`, also for `from None`.
-    if is_wrapper and package in ("fairseq", "torch") and not has_from:
-        return error.__context__
-    return error.__cause__
+    return package in ("fairseq", "torch") and type(error) in (Exception, RuntimeError)
 
 
 def first_line(error: BaseException, marker: str = "") -> str:

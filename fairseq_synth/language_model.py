@@ -1,5 +1,6 @@
 """Builds language models: fairseq's decoder-only Transformer with synthesized self-attention."""
 
+import argparse
 import ast
 from typing import Any
 
@@ -16,9 +17,9 @@ from .layers import SynthesizerDecoder
 from .lengths import Limit, announce_limit, check_fusion, check_min_len, check_rows
 from .model import SynthesizerModel
 
-# The number of positions of a model that encodes positions by sinusoids. They exist for every position, so that this is
-# just more than any row has.
-SINUSOIDS = 100_000
+# The longest row of a model that encodes positions by sinusoids. They exist for every position, so that this is just
+# more than any row has.
+LONGEST_ROW_WITH_SINUSOIDS = 100_000
 
 
 class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
@@ -45,49 +46,41 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
         """Returns a new model with the settings in a config; see `SynthesizerModel`."""
-        args = cls.read_config(cfg, task)
-        # This replaces the text of ``decoder_synthesizer`` by a list with the heads of each layer, for `stack_limit`.
-        check_and_parse_flags(args, *cls.stacks)
+        settings = cls.read_config(cfg, task)
+        args = check_and_parse_flags(settings, cls.stacks)
         check_embeddings(args)
-        limit = stack_limit(args, args.decoder_synthesizer)
+        limit = stack_limit(args, args.decoder_head_groups)
         if args.tokens_per_sample is not None:
             check_rows("--tokens-per-sample", args.tokens_per_sample, limit, bool(args.add_bos_token))
-        # This must come before ``max_target_positions`` gets a default, because only a user's value is a limit.
-        takes_longer_rows = not has_limited_positions(args, limit)
-        if args.max_target_positions is None:
-            args.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
-        # This must come after `check_and_parse_flags`, which needs the number of all layers. fairseq's own build_model
-        # also sets the number of layers.
-        if args.decoder_layers_to_keep:
-            args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
-        config = TransformerConfig.from_namespace(args)
         embed_tokens: Any = build_embedding(args, task.source_dictionary)
-        model = cls(SynthesizerDecoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+        decoder = SynthesizerDecoder(decoder_config(args), task.target_dictionary, embed_tokens, no_encoder_attn=True)
+        model = cls(decoder)
         model.add_bos_token = bool(args.add_bos_token)
-        model.takes_longer_rows = takes_longer_rows
-        announce_limit(task, limit)
+        model.takes_longer_rows = not has_limited_positions(args, limit)
+        announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation or evaluation in place, as fairseq's own method does.
 
-        From here on, rows may be longer than in the training, unless a flag or the functions limit them.
+        From here on, rows may be longer than in the training, if the model can take them (`takes_longer_rows`).
 
         Args:
             cfg: fairseq's whole config.
 
         Raises:
-            SynthesizerError: ``--min-len`` is more than the model can write; or this is the model of ``--lm-path``, and
-                it cannot read the longest sentence that the search may write.
+            SynthesizerError: ``--min-len`` is more than the model can write; or ``--lm-path`` names this model, and it
+                cannot read the longest sentence that the search may write.
         """
         super().prepare_for_inference_(cfg)
         # An evaluation may have --add-bos-token, which puts a token before each row, although the training did not.
-        self.add_bos_token = self.add_bos_token or bool(getattr(cfg.task, "add_bos_token", False))
+        evaluation_adds_bos = bool(getattr(cfg.task, "add_bos_token", False))
+        self.add_bos_token = self.add_bos_token or evaluation_adds_bos
         if self.takes_longer_rows:
-            self.decoder.max_target_positions = SINUSOIDS
+            self.decoder.max_target_positions = LONGEST_ROW_WITH_SINUSOIDS
+        # The checks read the limits of the decoder, so they come after the lines that change them.
         generation = getattr(cfg, "generation", None)
         check_min_len(generation, self.decoder)
-        # This only checks something if the flags of the generation have --lm-path, which then names this model.
         check_fusion(generation, self.decoder.max_length)
 
     def max_positions(self) -> int:
@@ -103,19 +96,33 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         return min(positions, limit - uncounted_tokens)
 
 
-def has_limited_positions(args: Any, limit: Limit | None) -> bool:
+def has_limited_positions(args: argparse.Namespace, limit: Limit | None) -> bool:
     """Returns whether a flag, the functions or a matrix of learned positions limit the length of rows.
 
     Without these, positions are encoded by sinusoids, which exist for every position.
 
     Args:
-        args: the flags of the model.
+        args: the flags of the model as the user has set them.
         limit: the longest sentence that the functions take, or None.
     """
     return args.max_target_positions is not None or limit is not None or bool(args.decoder_learned_pos)
 
 
-def check_embeddings(args: Any) -> None:
+def decoder_config(args: argparse.Namespace) -> TransformerConfig:
+    """Returns fairseq's config of the decoder, with the two settings that fairseq's own ``build_model`` adapts.
+
+    Args:
+        args: the flags of the model, which stay as they are.
+    """
+    adapted = argparse.Namespace(**vars(args))
+    if args.max_target_positions is None:
+        adapted.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
+    if args.decoder_layers_to_keep:
+        adapted.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+    return TransformerConfig.from_namespace(adapted)
+
+
+def check_embeddings(args: argparse.Namespace) -> None:
     """Checks that the embeddings of input and output can share their weights, if flags ask for that.
 
     Args:
@@ -124,15 +131,26 @@ def check_embeddings(args: Any) -> None:
     Raises:
         SynthesizerError: the embeddings that the flags choose cannot share their weights.
     """
-    # With an adaptive softmax, fairseq ignores --share-decoder-input-output-embed.
+    check_shared_matrix(args)
+    check_tied_adaptive_weights(args)
+
+
+def check_shared_matrix(args: argparse.Namespace) -> None:
+    """Raises SynthesizerError if ``--share-decoder-input-output-embed`` is given and the input has no single matrix."""
+    # With an adaptive softmax, fairseq ignores the flag.
     shares_matrix = args.share_decoder_input_output_embed and not args.adaptive_softmax_cutoff
-    if shares_matrix:
-        for name in ("adaptive_input", "character_embeddings"):
-            if getattr(args, name):
-                raise SynthesizerError(
-                    f"--share-decoder-input-output-embed: {flag_name(name)} has no one matrix to share with the "
-                    "output; leave one of the two out"
-                )
+    if not shares_matrix:
+        return
+    for name in ("adaptive_input", "character_embeddings"):
+        if getattr(args, name):
+            raise SynthesizerError(
+                f"--share-decoder-input-output-embed: {flag_name(name)} has no one matrix to share with the output; "
+                "leave one of the two out"
+            )
+
+
+def check_tied_adaptive_weights(args: argparse.Namespace) -> None:
+    """Raises SynthesizerError if ``--tie-adaptive-weights`` is given, but input and output differ in their sizes."""
     if not args.tie_adaptive_weights:
         return
     if not args.adaptive_input:
@@ -142,7 +160,7 @@ def check_embeddings(args: Any) -> None:
     check_equal(args, "decoder_input_dim", "decoder_output_dim")
 
 
-def check_equal(args: Any, input_name: str, output_name: str) -> None:
+def check_equal(args: argparse.Namespace, input_name: str, output_name: str) -> None:
     """Checks that two settings are equal, which ``--tie-adaptive-weights`` needs; raises SynthesizerError otherwise.
 
     Args:
@@ -163,7 +181,7 @@ def flag_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def build_embedding(args: Any, dictionary: Any) -> Any:
+def build_embedding(args: argparse.Namespace, dictionary: Any) -> Any:
     """Returns the module that embeds the tokens, of the kind that the flags ask for.
 
     This is ``--character-embeddings``, ``--adaptive-input``, or else a matrix.

@@ -202,12 +202,13 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         if token_embeddings is not None:
             token_embeddings = align(token_embeddings, columns)
         out = self.forward_scriptable(align(src_tokens, columns), src_lengths, return_all_hiddens, token_embeddings)
+        # Every result with a dimension of tokens is moved back.
         out["encoder_out"] = [restore(x, columns) for x in out["encoder_out"]]
         out["encoder_states"] = [restore(x, columns) for x in out["encoder_states"]]
         out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
         # fairseq has None for each layer whose results it does not return.
         out["fc_results"] = [None if x is None else restore(x, columns) for x in out["fc_results"]]
-        out["encoder_padding_mask"] = [padding_mask]
+        out["encoder_padding_mask"] = [padding_mask]  # that of the sentences as they were given
         return out
 
 
@@ -216,10 +217,10 @@ class SynthesizerEncoder(AlignedEncoder):
 
     def __init__(self, cfg: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding, **kwargs: Any) -> None:
         super().__init__(cfg, dictionary, embed_tokens, **kwargs)
-        self.set_limit(stack_limit(cfg, cfg.encoder_synthesizer))
+        self.set_limit(stack_limit(cfg, cfg.encoder_head_groups))
 
     def build_encoder_layer(self, cfg: TransformerConfig) -> nn.Module:
-        groups = cfg.encoder_synthesizer[self.count_layer()]
+        groups = cfg.encoder_head_groups[self.count_layer()]
         return wrap_layer(SynthesizerEncoderLayer(cfg, groups, return_fc=self.return_fc), cfg)
 
 
@@ -237,17 +238,18 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)
+        """Builds the decoder with its layers; arguments are those of fairseq's decoder."""
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)  # builds `self.layers`
         name_dropout(self, "TransformerDecoder")
-        self.set_limit(stack_limit(cfg, cfg.decoder_synthesizer))
+        self.set_limit(stack_limit(cfg, cfg.decoder_head_groups))
         # In decoding, all layers read the block table of the first layer, which says where the keys and values of each
-        # hypothesis are. (For the first layer itself, this changes nothing.) This is not `for layer in self.layers`,
-        # which leaves layers out at random with --decoder-layerdrop.
-        for i in range(len(self.layers)):
-            self.layers[i].self_attn.share_table(self.layers[0].self_attn)
+        # hypothesis are. (For the first layer itself, this changes nothing.)
+        first_attention = self.layers[0].self_attn
+        for i in range(len(self.layers)):  # `for layer in self.layers` leaves out layers with --decoder-layerdrop.
+            self.layers[i].self_attn.share_table(first_attention)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
-        groups = cfg.decoder_synthesizer[self.count_layer()]
+        groups = cfg.decoder_head_groups[self.count_layer()]
         return wrap_layer(SynthesizerDecoderLayer(cfg, groups, no_encoder_attn), cfg)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:

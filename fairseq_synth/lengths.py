@@ -87,23 +87,29 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
 
 
 def length_hint(text: str) -> str:
-    """Returns what to add to a message of fairseq about a sentence that is too long.
+    """Returns a hint on ``--synth-max-length`` to add to a message of fairseq about a sentence that is too long.
 
-    This is a hint for each limit in the message that is the ``--synth-max-length`` of some model, or an empty text.
-    `announce_limit` has put the limits of all models of this process into `known_limits`.
+    The hint is empty if no limit in the message is that of a Synthesizer of this process (`known_limits`).
 
     Args:
-        text: the message, with a limit such as ``max_positions=24`` or ``max_positions=(24, 1024)``.
+        text: the message; see `limits_in_message`.
     """
-    limits = re.findall(r"max_positions=(\([^)]*\)|\d+)", text)
-    numbers = {int(number) for number in re.findall(r"\d+", " ".join(limits))}
     hint = ""
-    for length in sorted(known_limits & numbers):
+    for length in sorted(limits_in_message(text) & known_limits):
         hint += (
             f"; {length} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a "
             "trained model --model-overrides \"{'synth_beyond_length': 'tile'}\""
         )
     return hint
+
+
+def limits_in_message(text: str) -> set[int]:
+    """Returns the limits in a message of fairseq: ``max_positions=24`` -> {24}; ``max_positions=(24, 9)`` -> {24, 9}.
+
+    Other numbers in the message, such as the length of the sentence, are no limits.
+    """
+    values = re.findall(r"max_positions=(\([^)]*\)|\d+)", text)  # "24" or "(24, 9)"
+    return {int(number) for number in re.findall(r"\d+", " ".join(values))}
 
 
 def explain_empty_dataset(text: str) -> str:
@@ -145,20 +151,17 @@ def check_min_len(generation: Any, decoder: Any) -> None:
         decoder: the model's decoder.
 
     Raises:
-        SynthesizerError: it cannot.
+        SynthesizerError: the model writes fewer tokens.
     """
-    # The end of sentence takes one of the decoder's positions.
-    longest_output = decoder.max_positions() - 1
+    limit = decoder.max_positions()  # the lower one of --max-target-positions and --synth-max-length
+    longest_output = limit - 1  # The end of sentence takes one of the decoder's positions.
     min_len = getattr(generation, "min_len", 1)
     if min_len <= longest_output:
         return
-    # `max_positions` is the lower of two limits: --max-target-positions and, if it is set, `max_length`, which is
-    # --synth-max-length. The message names the flag of the lower one.
-    is_synthesizers_limit = decoder.max_positions() == decoder.max_length
-    flag = "--synth-max-length" if is_synthesizers_limit else "--max-target-positions"
+    flag = "--synth-max-length" if decoder.max_length == limit else "--max-target-positions"
     raise SynthesizerError(
         f"--min-len {min_len}: this model writes at most {longest_output} tokens and the end of sentence "
-        f"({flag} {decoder.max_positions()}); choose at most {longest_output}"
+        f"({flag} {limit}); choose at most {longest_output}"
     )
 
 
@@ -170,14 +173,15 @@ def check_fusion(generation: Any, max_length: int | None) -> None:
         max_length: the language model's limit in tokens, if it has one.
 
     Raises:
-        SynthesizerError: it cannot.
+        SynthesizerError: the search may write a longer sentence.
     """
-    if not getattr(generation, "lm_path", None) or max_length is None:
+    has_language_model = bool(getattr(generation, "lm_path", None))
+    if not has_language_model or max_length is None:
         return
     # With --match-source-len or --max-len-a, the length of the output depends on the source and has no fixed limit.
-    # Otherwise the output has at most --max-len-b tokens. The language model reads the end of sentence before them.
     depends_on_source = generation.match_source_len or generation.max_len_a
-    if depends_on_source or generation.max_len_b + 1 > max_length:
+    most_tokens_read = generation.max_len_b + 1  # The language model reads the end of sentence before the output.
+    if depends_on_source or most_tokens_read > max_length:
         raise SynthesizerError(
             f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "
             f"--max-len-a 0 and at most --max-len-b {max_length - 1}, without --match-source-len"

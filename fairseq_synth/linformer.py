@@ -34,10 +34,11 @@ LINFORMER_FLAGS = [
 
 
 class LinformerAttention(nn.Module):
-    """Computes multi-head self-attention ``softmax(Q (E K)^T / sqrt(d)) F V`` (eq. 7) with E and F of size (k, n).
+    """Computes Linformer's multi-head self-attention ``softmax(Q (E K)^T / sqrt(d)) F V`` (eq. 7).
 
-    E and F project the keys and values of a sentence's tokens to k positions. A sentence of T tokens uses their first T
-    columns. Keys and values at padding are set to 0, so that padding has no effect on the k projected positions.
+    E and F, of size (k, n), project the keys and values of a sentence's tokens to k positions. A sentence of T tokens
+    uses their first T columns. Keys and values at padding are set to 0, so that padding has no effect on the k
+    projected positions.
 
     Args:
         embed_dim: C, the width of the layer; a multiple of `num_heads`.
@@ -63,6 +64,11 @@ class LinformerAttention(nn.Module):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
     ) -> None:
+        """Builds the layers and parameters of one attention. The class describes the arguments.
+
+        `sharing` is one of four values. ``none``: each head has an E and an F. ``headwise``: the heads share them.
+        ``key-value``: E is F too. ``layerwise``: as ``key-value``, and the encoder makes all layers share E afterwards.
+        """
         super().__init__()
         self.num_heads = num_heads
         # --retain-dropout-modules knows the dropout of attention weights by this name
@@ -71,9 +77,11 @@ class LinformerAttention(nn.Module):
         self.k_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.v_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.out_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
-        projections_per_layer = num_heads if sharing == "none" else 1
-        self.E = nn.Parameter(torch.empty(projections_per_layer, k, max_length))
-        if sharing in ("key-value", "layerwise"):
+        heads_share_projection = sharing != "none"
+        num_matrices = 1 if heads_share_projection else num_heads
+        self.E = nn.Parameter(torch.empty(num_matrices, k, max_length))
+        keys_and_values_share_projection = sharing in ("key-value", "layerwise")
+        if keys_and_values_share_projection:
             self.F = self.E
         else:
             self.F = nn.Parameter(torch.empty_like(self.E))
@@ -94,9 +102,8 @@ class LinformerAttention(nn.Module):
         """Computes the output of the attention; fairseq's encoder layer calls it with these arguments.
 
         Args:
-            query: (T, B, C).
-            key: the same tensor, or None.
-            value: the same tensor, or None.
+            query: the input of the layer, (T, B, C). Keys and values are computed from it too.
+            key, value: not read, because they are the same tensor in self-attention.
             key_padding_mask: (B, T), true at padding.
             need_weights: has no effect.
             attn_mask: must be None, because each projected position is a sum over all tokens.
@@ -114,6 +121,7 @@ class LinformerAttention(nn.Module):
             padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)  # (T, B, 1)
             k = k.masked_fill(padding, 0.0)
             v = v.masked_fill(padding, 0.0)
+        # E and F are (H, k, n), or (1, k, n) if all heads share them.
         projected_k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
         projected_v = torch.matmul(self.F[:, :, :length], self.split_heads(v))  # (B, H, k, d)
         has_dropout = self.training or self.dropout_module.apply_during_inference
@@ -195,31 +203,35 @@ class RobertaLinformer(SynthesizerRoberta):
         Raises:
             SynthesizerError: two of them differ.
         """
-        first_names: dict[int, str] = {}  # {id of a parameter: the first of its names}
+        for first_name, *other_names in self.projection_names():
+            first_weight = state_dict.get(first_name)
+            for name in other_names:
+                weight = state_dict.get(name)
+                if weight is not None and first_weight is not None and not torch.equal(weight, first_weight):
+                    raise SynthesizerError(
+                        f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are one in this "
+                        "model, and differ in the checkpoint; give the --linformer-sharing of the training"
+                    )
+
+    def projection_names(self) -> list[list[str]]:
+        """Returns the names of each projection E or F of the model; a shared projection has several names."""
+        names_by_id: dict[int, list[str]] = {}  # The key is the id of the parameter.
         # `remove_duplicate=False` lists a shared parameter under each of its names.
         for name, parameter in self.named_parameters(remove_duplicate=False):
-            if not name.endswith((".E", ".F")):
-                continue
-            if id(parameter) not in first_names:
-                first_names[id(parameter)] = name
-                continue
-            first_name = first_names[id(parameter)]
-            weight = state_dict.get(name)
-            first_weight = state_dict.get(first_name)
-            if weight is not None and first_weight is not None and not torch.equal(weight, first_weight):
-                raise SynthesizerError(
-                    f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are one in this "
-                    "model, and differ in the checkpoint; give the --linformer-sharing of the training"
-                )
+            if name.endswith((".E", ".F")):
+                names_by_id.setdefault(id(parameter), []).append(name)
+        return list(names_by_id.values())
 
     @classmethod
-    def check_and_limit_encoder(cls, args: argparse.Namespace) -> Limit | None:
-        """Checks the heads, the layers and ``--linformer-k``.
-
-        Returns None, because no flag but ``--max-positions`` limits the length of sentences.
-        """
+    def check_and_parse_encoder(cls, args: argparse.Namespace) -> argparse.Namespace:
+        """Returns the flags as they are, after checking the heads, the layers and ``--linformer-k``."""
         check_attention(args, "encoder")
-        kept_layers(args, "encoder")
+        kept_layers(args, "encoder")  # raises SynthesizerError for a layer that does not exist
         if args.linformer_k < 1:
             raise SynthesizerError(f"--linformer-k {args.linformer_k}: must be at least 1")
+        return args
+
+    @classmethod
+    def encoder_limit(cls, args: argparse.Namespace) -> Limit | None:
+        """Returns None, because no flag but ``--max-positions`` limits the length of sentences."""
         return None

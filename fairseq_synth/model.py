@@ -60,13 +60,13 @@ class SynthesizerModel:
 
         They have no defaults there, because the architecture sets every flag that is not given.
         """
-        hidden = (*cls.hidden, "_name")
+        hidden = (*cls.hidden, "_name")  # `_name` is the name of the config for Hydra, which is no flag.
         # fairseq adds a flag for every field of a dataclass. So it gets a dataclass of the fields that are shown.
         shown_fields = []
         for config_field in dataclasses.fields(cls.config):
             if config_field.name not in hidden:
-                # The third element sets default and help of the new field. They are those of the old one.
-                shown_fields.append((config_field.name, config_field.type, config_field))
+                copied_field = dataclasses.field(default=config_field.default, metadata=config_field.metadata)
+                shown_fields.append((config_field.name, config_field.type, copied_field))
         shown_config: Any = dataclasses.make_dataclass("Flags", shown_fields, bases=(FairseqDataclass,))
         gen_parser_from_dataclass(parser, shown_config(), delete_default=True)
 
@@ -143,10 +143,10 @@ class SynthesizerModel:
 
         A task that no kind of model lists in its `tasks`, such as a user's own task, is assumed to need this kind.
         """
-        # This task is a subclass of the translation task, but no Synthesizer fits it. So it comes first.
+        # TranslationLevenshteinTask is a subclass of TranslationTask, but no Synthesizer fits it. So it comes first.
         if isinstance(task, TranslationLevenshteinTask):
             return "non-autoregressive model"
-        # Several kinds of model may fit a task, so this kind comes before the others.
+        # Encoders and Linformer have the same tasks, so the kind of `cls` comes before the others.
         if isinstance(task, cls.tasks):
             return cls.kind
         for model in model_classes():
@@ -171,8 +171,8 @@ class SynthesizerModel:
                 f"the checkpoint is of {with_article(kind)}, this model is {with_article(self.kind)}; give a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
-        # Either all layers start from a stock Transformer's attention, or none does. Each layer reads its own part of
-        # the checkpoint, so it has to be told what the checkpoint is as a whole.
+        # Either all layers start from a stock Transformer's attention, or none does. Each layer sees only its own part
+        # of the checkpoint. So it reads this attribute, which says what the checkpoint is as a whole, when it loads.
         is_stock_checkpoint = not any(".synthesizer." in key for key in state_dict)
         for module in self.modules():  # type: ignore[attr-defined]
             if isinstance(module, SyntheticAttention):
@@ -233,9 +233,11 @@ def check_model(model: str, checkpoints: str) -> None:
     Raises:
         SynthesizerError: one does not exist.
     """
-    if "://" in model:
+    is_url = "://" in model
+    if is_url:
         return
-    check_folder(model, f"give its folder, and checkpoint_file={os.path.basename(model)!r}")
+    # A common mistake is to give the path of a checkpoint in place of its folder.
+    check_folder_or_archive(model, advice=f"give its folder, and checkpoint_file={os.path.basename(model)!r}")
     if os.path.isdir(model):
         for name in checkpoints.split(os.pathsep):
             path = os.path.join(model, name)
@@ -246,8 +248,13 @@ def check_model(model: str, checkpoints: str) -> None:
 def find_data(model: str, data: str) -> str:
     """Returns the path to give to fairseq for the folder of the dictionaries.
 
-    fairseq takes a path that starts with "." to be within the model's folder. If there is no such folder, but one in
-    the current folder, the absolute path of that is returned.
+    There are five cases. fairseq takes only a path that starts with "." to be within the model's folder.
+
+    1. `data` is a URL: it is returned as it is.
+    2. `data` does not start with ".": it is returned as it is.
+    3. The model is an archive or a URL, which fairseq has yet to unpack: `data` is returned as it is.
+    4. `data` is a folder within the current folder, and not within the model's folder: its absolute path is returned.
+    5. `data` is a folder within the model's folder: it is returned as it is.
 
     Args:
         model: the folder of the model, an archive of the folder, or a URL.
@@ -256,22 +263,24 @@ def find_data(model: str, data: str) -> str:
     Raises:
         SynthesizerError: there is no such folder.
     """
-    if "://" in data:
-        return data  # a URL, which fairseq downloads
+    is_url = "://" in data
+    if is_url:
+        return data
+    advice = "give the folder of the dictionaries"
     if not data.startswith("."):
-        check_folder(data, "give the folder of the dictionaries")
-        return data  # a folder outside the model's folder
+        check_folder_or_archive(data, advice)
+        return data
     is_unpacked = os.path.isdir(model)
     if not is_unpacked:
-        return data  # in an archive that fairseq has yet to unpack
-    in_model = os.path.join(model, data)
-    if not os.path.exists(in_model) and os.path.exists(data):
-        return os.path.abspath(data)  # in the current folder; fairseq takes an absolute path as it is
-    check_folder(in_model, "give the folder of the dictionaries")
-    return data  # in the model's folder, to which fairseq adds the path
+        return data
+    path_in_model = os.path.join(model, data)
+    if not os.path.exists(path_in_model) and os.path.exists(data):
+        return os.path.abspath(data)
+    check_folder_or_archive(path_in_model, advice)
+    return data
 
 
-def check_folder(path: str, advice: str) -> None:
+def check_folder_or_archive(path: str, advice: str) -> None:
     """Checks that a path is a folder or an archive; raises SynthesizerError with `advice` otherwise."""
     if not os.path.exists(path):
         raise SynthesizerError(f"from_pretrained: {path}: no such folder")
@@ -315,7 +324,7 @@ def explain_task_of_several_models(match: re.Match[str], error: BaseException) -
     return advise_task(model_classes(), "has a model of its own", error)
 
 
-def explain_task_of_other_flags(match: re.Match[str], error: BaseException) -> str | None:
+def explain_unfit_task(match: re.Match[str], error: BaseException) -> str | None:
     """Returns the error line about a task that does not fit a Synthesizer.
 
     Such a task reads some flag of the model, and this kind of model has no such flag. omegaconf raises an error.
@@ -327,13 +336,11 @@ def explain_task_of_other_flags(match: re.Match[str], error: BaseException) -> s
     Returns:
         the line, with the tasks that fit the model; or None if the error is about the config of another model.
     """
-    # An error names one config, or one key, which may be in the configs of several kinds of model. Then the line names
-    # the tasks of all of them.
+    # An error about a key may concern several kinds of model. The line names one of them, and the tasks of all.
     models = [model for model in model_classes() if is_about_config(model.config, str(error))]
     if not models:
         return None
-    first_kind = models[0].kind
-    return advise_task(models, f"does not fit {with_article(first_kind)}", error)
+    return advise_task(models, f"does not fit {with_article(models[0].kind)}", error)
 
 
 def advise_task(models: list[type[SynthesizerModel]], problem: str, error: BaseException) -> str:
@@ -363,15 +370,13 @@ def is_about_config(config: type, text: str) -> bool:
         return True
     missing_keys = re.findall("[Ii]nterpolation key '(.*)' not found", text)
     interpolations = [II(key) for key in missing_keys]  # II("a.b") is "${a.b}"
-    for flag in dataclasses.fields(config):
-        if isinstance(flag.default, str) and flag.default in interpolations:
-            return True
-    return False
+    defaults = [flag.default for flag in dataclasses.fields(config) if isinstance(flag.default, str)]
+    return any(default in interpolations for default in defaults)
 
 
 MESSAGES += [
     Message(Exception, "requires a FairseqMultiModel", explain_task_of_several_models),
-    *(Message(error, "", explain_task_of_other_flags) for error in CONFIG_ERRORS),
+    *(Message(error, "", explain_unfit_task) for error in CONFIG_ERRORS),
 ]
 
 

@@ -126,16 +126,18 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerRoberta":
         """Returns a new model with the settings in a config; see `SynthesizerModel`."""
-        args = cls.read_config(cfg, task)
-        limit = cls.check_and_limit_encoder(args)
+        settings = cls.read_config(cfg, task)
+        args = cls.check_and_parse_encoder(settings)
+        limit = cls.encoder_limit(args)
         tokens_per_sample = task_flag(task, "tokens_per_sample") or 0
-        # Without --max-positions, the model has as many positions as the longest row of the task has tokens.
-        args.max_positions = args.max_positions or task.max_positions() or tokens_per_sample
+        if not args.max_positions:
+            # The model has as many positions as the longest row of the task has tokens.
+            args.max_positions = task.max_positions() or tokens_per_sample
         # No row may be longer than the functions of the self-attention can take.
         check_rows("--tokens-per-sample", tokens_per_sample, limit)
         check_rows("--max-positions", args.max_positions, limit)
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
-        announce_limit(task, limit)
+        announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
         return model
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -167,10 +169,15 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
                 )
 
     @classmethod
-    def check_and_limit_encoder(cls, args: argparse.Namespace) -> Limit | None:
-        """Checks the flags of the self-attention, and returns the longest sentence that it takes, if there is one.
+    def check_and_parse_encoder(cls, args: argparse.Namespace) -> argparse.Namespace:
+        """Returns the flags after checking those of the self-attention; see `check_and_parse_flags`."""
+        return check_and_parse_flags(args, cls.stacks)
 
-        It also parses ``--encoder-synthesizer``; see `check_and_parse_flags`.
+    @classmethod
+    def encoder_limit(cls, args: argparse.Namespace) -> Limit | None:
+        """Returns the longest sentence that the self-attention takes, or None if sentences may have any length.
+
+        Args:
+            args: the flags, as `check_and_parse_encoder` returns them.
         """
-        check_and_parse_flags(args, "encoder")
-        return stack_limit(args, args.encoder_synthesizer)
+        return stack_limit(args, args.encoder_head_groups)

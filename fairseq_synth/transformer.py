@@ -1,5 +1,6 @@
 """Translation: fairseq's Transformer with synthesized self-attention in encoder and decoder."""
 
+import argparse
 import math
 from typing import Any
 
@@ -21,8 +22,8 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     Attributes:
         reads_targets: whether the model reads references: in training, and with ``--score-reference``. If it does not,
             references may have any length.
-        matches_sources: whether ``--match-source-len`` makes translations as long as their sources. If it does, sources
-            may not be longer than a translation can be.
+        matches_sources: whether ``--match-source-len`` limits translations to the length of their sources. If it does,
+            sources may not be longer than a translation can be.
     """
 
     kind = "translation model"
@@ -42,25 +43,15 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
         """Returns a new model with the settings in a config; see `SynthesizerModel`."""
-        args = cls.read_config(cfg, task)
-        if args.cross_self_attention:
-            raise SynthesizerError(
-                "--cross-self-attention joins the encoder's keys to the decoder's; synthesized logits have no such "
-                "keys: leave the flag out"
-            )
-        if args.tie_adaptive_weights:
-            raise SynthesizerError(
-                "--tie-adaptive-weights shares weights with --adaptive-input, which only language models have: leave "
-                "it out"
-            )
-        # This replaces the text of both flags by a list with the heads of each layer.
-        check_and_parse_flags(args, *cls.stacks)
-        heads_of_layers = [*args.encoder_synthesizer, *args.decoder_synthesizer]
-        length_limit = stack_limit(args, heads_of_layers)  # how long a sentence may be; None if there is no limit
+        settings = cls.read_config(cfg, task)
+        check_supported(settings)
+        args = check_and_parse_flags(settings, cls.stacks)
+        head_groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
+        length_limit = stack_limit(args, head_groups_of_all_layers)
         model = super().build_model(TransformerConfig.from_namespace(args), task)
-        announce_limit(task, length_limit)
+        announce_limit(task, length_limit)  # Only a model that could be built has a limit to announce.
         if length_limit:
-            # The task shortens sources that are too long, if the user has asked for that (`--truncate-source`).
+            # With --truncate-source, the task cuts sources that are too long.
             cut_sources(task, model.encoder.max_positions())
         return model
 
@@ -77,8 +68,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation in place, as fairseq's own method does.
 
-        It also finds out how long sources and references may be from here on (`max_positions`). A model that generates
-        does not read the references, unless ``--score-reference`` makes it score them; so they may have any length.
+        It also sets `reads_targets` and `matches_sources`, on which `max_positions` depends.
 
         Args:
             cfg: fairseq's whole config.
@@ -96,13 +86,26 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def max_positions(self) -> tuple[int, float]:
         """Returns the longest source and the longest target that the model takes, in tokens.
 
-        A reference that is not read may have any length. With ``--match-source-len``, the search may write translations
-        that are one token longer than the longest source of their batch. If the decoder's functions limit its length,
-        sources therefore have to be one token shorter than that.
+        They are those of fairseq's method, except in the two cases that the attributes of the class describe.
         """
-        source, target = super().max_positions()
-        if self.matches_sources and self.decoder.max_length is not None:
-            source = min(source, self.decoder.max_positions() - 1)
+        longest_source, longest_target = super().max_positions()
+        has_limited_decoder = self.decoder.max_length is not None
+        if self.matches_sources and has_limited_decoder:
+            # A translation may be one token longer than the longest source of its batch.
+            longest_source = min(longest_source, self.decoder.max_positions() - 1)
         if not self.reads_targets:
-            target = math.inf
-        return source, target
+            longest_target = math.inf
+        return longest_source, longest_target
+
+
+def check_supported(args: argparse.Namespace) -> None:
+    """Raises SynthesizerError for flags of fairseq's Transformer that have no meaning in this model."""
+    if args.cross_self_attention:
+        raise SynthesizerError(
+            "--cross-self-attention joins the encoder's keys to the decoder's; synthesized logits have no such keys: "
+            "leave the flag out"
+        )
+    if args.tie_adaptive_weights:
+        raise SynthesizerError(
+            "--tie-adaptive-weights shares weights with --adaptive-input, which only language models have: leave it out"
+        )

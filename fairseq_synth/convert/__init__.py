@@ -4,7 +4,7 @@
 `conversion`     which heads get which function, and what the model allows
 `heads`          replaces heads in the state dict of a model
 `model`          builds the new model, and writes its checkpoint
-`tuning`         the command that trains the new model on
+`tuning`         the command that continues the training of the new model
 `command`        the command line
 ===============  ============================================================================
 """

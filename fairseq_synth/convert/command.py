@@ -39,38 +39,38 @@ def main(argv: Sequence[str] | None = None) -> None:
     if max_length is None:
         max_length = choose_max_length(loaded, averages.length, args.max_length)
     parameters = fit_functions(conversion, averages, max_length)
-    order = readable(loaded, "valid", args.sentences, longest=max_length)
-    sample = batches(loaded, "valid", order)
-    loss_before = loss(loaded, sample)
+    sentences = readable(loaded, "valid", args.sentences, longest=max_length)
+    valid_batches = batches(loaded, "valid", sentences)
+    loss_before = loss(loaded, valid_batches)
     heads = conversion.heads
     if args.heads_within is not None:
         logits = compute_logits(conversion, parameters, max_length)
-        heads = choose_cheap_heads(loaded, sample, logits, heads, loss_before, args.heads_within)
-    new = build_model(loaded, conversion, parameters, heads, max_length)
-    loss_after = loss(loaded._replace(model=new.model), sample)
-    cfg = save_checkpoint(args.checkpoint, args.out, new)
-    print(f"loss: {loss_before:.4f} bits on {len(order):,} sentences of valid ({args.checkpoint})")
+        heads = choose_cheap_heads(
+            loaded, valid_batches, logits, heads, loss_before=loss_before, allowed_increase=args.heads_within
+        )
+    converted = build_model(loaded, conversion, parameters, heads, max_length)
+    loss_after = loss(loaded._replace(model=converted.model), valid_batches)
+    cfg = save_checkpoint(args.checkpoint, args.out, converted)
+    print(f"loss: {loss_before:.4f} bits on {len(sentences):,} sentences of valid ({args.checkpoint})")
     print(f"loss, converted: {loss_after:.4f} bits, {loss_after - loss_before:+.4f} ({args.out})")
     print(f"heads: {describe_heads(loaded, conversion, heads)}")
-    print(f"parameters: {count_parameters(loaded.model):,} before, {count_parameters(new.model):,} after")
+    print(f"parameters: {count_parameters(loaded.model):,} before, {count_parameters(converted.model):,} after")
     print(f"to tune it: {tuning_command(args.data, args.out, cfg)}")
 
 
 def average_attention(loaded: Loaded, conversion: Conversion, args: argparse.Namespace) -> words.Averages:
     """Returns the attention of the old model, averaged by position over sentences of ``--subset``.
 
-    Sentences that are too long for the new model are left out, if its ``--synth-max-length`` is known by now. It is
-    known if ``--max-length`` is given, or if the old model has synthesizing functions, whose length the new ones get;
-    `plan_conversion` has refused both at once. Otherwise sentences of any length are read, and `choose_max_length`
-    takes the longest one as the limit.
+    If ``--synth-max-length`` of the new model is known already, longer sentences are left out.
 
     Args:
         loaded: the old model.
         conversion: what the new model is to be.
         args: the flags of the command line.
     """
-    longest = conversion.fixed_max_length if args.max_length is None else args.max_length
-    return words.average(loaded, args.subset, args.sentences, longest=longest)
+    # At most one of the two is a number: `plan_conversion` refuses the flag if the old model has fixed the length.
+    known_max_length = conversion.fixed_max_length if args.max_length is None else args.max_length
+    return words.average(loaded, args.subset, args.sentences, longest=known_max_length)
 
 
 def fit_functions(conversion: Conversion, averages: words.Averages, max_length: int) -> dict[str, dict[str, Tensor]]:
@@ -108,18 +108,25 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         SynthesizerError: a value cannot be used, or the output exists or cannot be written.
     """
     parser = argparse.ArgumentParser(prog="python -m fairseq_synth.convert", description=__doc__)
+    layers_help = "convert only these, joined by commas, such as encoder.self.0,decoder.self.3 (default: all)"
+    heads_within_help = (
+        "convert only the cheapest heads, as long as the loss grows by at most this (default: all heads)"
+    )
+    sentences_help = f"read at most this number of sentences of each split (default: {words.SENTENCES})"
+    subset_help = "average attention over this split (default: train); losses are always those of valid"
+    max_length_help = "--synth-max-length of the new model (default: the length of the longest sentence that is read)"
     add = parser.add_argument
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="a .pt file of fairseq-train")
     add("--data", type=Path, required=True, metavar="DATA_BIN", help="binarised data of the model's dictionaries")
     add("--out", type=Path, required=True, metavar="NEW.pt", help="the file to write")
     for stack in STACKS:
-        add(f"--{stack}", metavar="FUNCTION", help=f"one of {', '.join(CHOICES)}, for the {stack} (default: random)")
-    add("--layers", metavar="NAMES", help="only these, joined by commas: encoder.self.0,decoder.self.3 (default: all)")
-    add("--heads-within", type=float, metavar="BITS", help="the cheapest heads until the loss has grown so much")
-    sentences_help = f"of each split at most (default: {words.SENTENCES})"
+        stack_help = f"new function of the {stack}'s heads: one of {', '.join(CHOICES)} (default: random)"
+        add(f"--{stack}", metavar="FUNCTION", help=stack_help)
+    add("--layers", metavar="NAMES", help=layers_help)
+    add("--heads-within", type=float, metavar="BITS", help=heads_within_help)
     add("--sentences", type=int, default=words.SENTENCES, metavar="N", help=sentences_help)
-    add("--subset", default="train", help="split to average attention over (default: train); losses are of valid")
-    add("--max-length", type=int, metavar="N", help="--synth-max-length of the result (default: the longest seen)")
+    add("--subset", default="train", help=subset_help)
+    add("--max-length", type=int, metavar="N", help=max_length_help)
     add("--rank", type=int, default=8, metavar="K", help="rank of factorized_random (default: 8)")
     add("--user-dir", type=Path, metavar="DIR", help="the --user-dir given to fairseq-train, if it is another")
     add("--force", action="store_true", help="overwrite NEW.pt")
@@ -132,8 +139,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def check_values(args: argparse.Namespace) -> None:
     """Checks the numbers and the names of functions on the command line.
 
+    `CHOICES` are the functions whose parameters can be computed from attention weights, and ``vanilla``.
+
     Raises:
-        SynthesizerError: a number is not above 0, or a function cannot be made from attention.
+        SynthesizerError: a number is not above 0, or a function is not in `CHOICES`.
     """
     for name in POSITIVE_FLAGS:
         value = getattr(args, name)
@@ -211,15 +220,17 @@ def choose_cheap_heads(
     Raises:
         SynthesizerError: the loss grows by more if only the cheapest head is replaced.
     """
-    loss_without = words.losses_without_words(loaded, sample, logits, heads)  # {head: the loss if it alone is replaced}
+    # {head: the loss if it alone is replaced}
+    loss_if_replaced = words.losses_without_words(loaded, sample, logits, heads)
+    largest_loss = loss_before + allowed_increase
     chosen = []
     # The heads come in the order of these losses. Each comes with the loss if it and all heads before it are replaced.
-    for head, loss_so_far in words.cheapest_first(loaded, sample, logits, loss_without):
-        if loss_so_far > loss_before + allowed_increase:
+    for head, loss_so_far in words.cheapest_first(loaded, sample, logits, loss_if_replaced):
+        if loss_so_far > largest_loss:
             break
         chosen.append(head)
     if not chosen:
-        lowest_cost = min(loss_without.values()) - loss_before
+        lowest_cost = min(loss_if_replaced.values()) - loss_before
         raise SynthesizerError(
             f"--heads-within {allowed_increase}: the cheapest head costs {lowest_cost:.2g} bits; give more, or leave "
             "it out"
@@ -241,17 +252,14 @@ def describe_stack(stack: str, loaded: Loaded, conversion: Conversion, heads: Se
         conversion: the new function of each self-attention.
         heads: the heads that are replaced.
     """
-    num_heads = 0
-    num_replaced = 0
-    new_function = "converted"  # The text if the stack stays as it is: "0 of the encoder's 8 are converted".
-    for attention in self_attentions(loaded.model):
-        if attention.stack != stack:
-            continue
-        num_heads += attention.num_heads
-        num_replaced += len([head for head in heads if head.attention == attention.name])
-        # All attentions of a stack get the same function.
-        new_function = conversion.functions.get(attention.name, new_function)
-    return f"{num_replaced} of the {stack}'s {num_heads} are {new_function}"
+    attentions_of_stack = [attention for attention in self_attentions(loaded.model) if attention.stack == stack]
+    names = [attention.name for attention in attentions_of_stack]
+    num_heads = sum(attention.num_heads for attention in attentions_of_stack)
+    num_replaced = len([head for head in heads if head.attention in names])
+    # All attentions of a stack get the same function, or none if the stack stays as it is.
+    new_functions = [function for name, function in conversion.functions.items() if name in names]
+    description = new_functions[0] if new_functions else "converted"  # "0 of the encoder's 8 are converted"
+    return f"{num_replaced} of the {stack}'s {num_heads} are {description}"
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -13,7 +13,8 @@ from ..inspect.attentions import Attention, Head, attentions, find_stacks, self_
 from ..inspect.checkpoints import Loaded
 from ..inspect.words import FUNCTIONS
 
-STOCK_MODELS: dict[type, str] = {  # fairseq's models, and the plugin's models that they become
+# {class of a model of fairseq: registered name of this plugin's model that it becomes}
+STOCK_MODELS: dict[type, str] = {
     TransformerModel: "transformer_synth",
     TransformerLanguageModel: "transformer_lm_synth",
     RobertaModel: "roberta_synth",
@@ -43,7 +44,13 @@ class Conversion(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of the new functions; see `Conversion`."""
+    """The sizes of the new functions.
+
+    Attributes:
+        fixed_max_length: ``--synth-max-length``, if the model has it already; None if `choose_max_length` is to choose
+            it after the data are read.
+        rank: ``--synth-rank``.
+    """
 
     fixed_max_length: int | None
     rank: int
@@ -65,13 +72,17 @@ def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
     heads: list[Head] = []
     for attention in choose_attentions(loaded, args.layers):
         function = function_of_stack[attention.stack]
+        if function == KEEP:
+            continue
         replaceable_heads = dot_product_heads(attention)
-        keeps_dot_products = function == KEEP
-        if replaceable_heads and not keeps_dot_products:
+        if replaceable_heads:
             functions[attention.name] = function
             heads += replaceable_heads
     if not heads:
-        raise SynthesizerError(f"{loaded.path}: no head to replace: none of those asked for has dot-product attention")
+        raise SynthesizerError(
+            f"{loaded.path}: no head to replace: the heads asked for compute no dot products, or --encoder {KEEP} or "
+            f"--decoder {KEEP} keeps them"
+        )
     sizes = choose_sizes(loaded, args)
     return Conversion(
         model_name=model_name,
@@ -107,16 +118,14 @@ def choose_functions(loaded: Loaded, args: argparse.Namespace) -> dict[str, str]
 def choose_sizes(loaded: Loaded, args: argparse.Namespace) -> Sizes:
     """Returns the sizes of the functions that heads of the old model get.
 
-    All functions of a model have the same ``--synth-max-length`` and ``--synth-rank``:
-
-    * If the old model has synthesizing functions already, the new ones get the same sizes. ``--rank`` has no effect.
-    * Otherwise, ``--rank`` is the rank, and `choose_max_length` chooses the length after the data are read.
+    All functions of a model have the same sizes. So if the old model has synthesizing functions already, the new ones
+    get their sizes, and ``--rank`` has no effect.
 
     Raises:
         SynthesizerError: ``--max-length`` is given, and the model has synthesizing functions already.
     """
     if not has_synthesizing_functions(loaded):
-        return Sizes(fixed_max_length=None, rank=args.rank)  # None: chosen later
+        return Sizes(fixed_max_length=None, rank=args.rank)
     max_length = loaded.cfg.model.synth_max_length
     if args.max_length is not None:
         raise SynthesizerError(
@@ -196,9 +205,8 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
     This is the value of ``--max-length``, or without the flag the length of the longest sentence over which attention
-    was averaged. But it is at least the row length: the number of tokens in the rows of text that a training reads.
-    With less, the new model could not be trained further with the same flags. So the result is from the row length to
-    the larger one of row length and longest sentence.
+    was averaged. But it is at least the number of tokens in the rows of text that a training reads, because the new
+    model could otherwise not be trained further with the same flags.
 
     Args:
         loaded: the old model.
@@ -209,9 +217,9 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
         SynthesizerError: ``--max-length`` is above both, the row length and the longest sentence.
     """
     row_length = find_row_length(loaded.cfg)
-    if max_length_flag is None:
-        return max(longest_read, row_length)
     largest_allowed = max(longest_read, row_length)
+    if max_length_flag is None:
+        return largest_allowed
     if max_length_flag > largest_allowed:
         raise SynthesizerError(
             f"--max-length {max_length_flag}: no sentence of {loaded.data} that was read has more than "
@@ -225,14 +233,14 @@ def find_row_length(cfg: Any) -> int:
     """Returns the number of tokens in the longest row of text that a training may read.
 
     The tasks of language models and encoders have ``--tokens-per-sample``, the length of a row. Encoders also have
-    ``--max-positions``, the longest row that the model takes. A translation model reads sentence by sentence, and has
-    neither flag; for it, the result is 0.
+    ``--max-positions``, the longest row that the model takes. It counts too, because a further training may have longer
+    rows. A translation model has neither flag, because it reads sentence by sentence; for it, the result is 0.
 
     Args:
         cfg: fairseq's config of the training.
     """
     tokens_per_sample = getattr(cfg.task, "tokens_per_sample", None) or 0
-    if getattr(cfg.model, "add_bos_token", False):
-        tokens_per_sample += 1  # fairseq puts one more token before each row
+    has_bos_token = getattr(cfg.model, "add_bos_token", False)
+    row_length = tokens_per_sample + 1 if has_bos_token else tokens_per_sample  # The token stands before each row.
     max_positions = getattr(cfg.model, "max_positions", None) or 0
-    return max(tokens_per_sample, max_positions)
+    return max(row_length, max_positions)

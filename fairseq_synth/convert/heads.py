@@ -36,45 +36,57 @@ class NewGroup(NamedTuple):
         return self.heads[0].group_index
 
 
+class NewAttention(NamedTuple):
+    """An attention after some of its heads got another function.
+
+    Attributes:
+        state: its state dict.
+        layer_spec: the value of ``--encoder-synthesizer`` for a layer with this attention.
+    """
+
+    state: dict[str, Tensor]
+    layer_spec: str
+
+
 def replace_heads(
-    state: dict[str, Tensor],
-    prefix: str,
+    old_state: dict[str, Tensor],
     attention: Attention,
     replaced: set[int],
     function: str,
     parameters: dict[str, Tensor],
-) -> str:
-    """Gives some heads of an attention another function, by changing the model's state dict in place.
+) -> NewAttention:
+    """Returns an attention in which some heads have another function.
 
     In the new attention, heads with the same functions have to be neighbours. So the heads may get another order
     (`order_heads`), and with them their parts of all projections. The output of the attention does not depend on it.
 
     Args:
-        state: the model's state dict, which is changed.
-        prefix: the keys of the attention in the state dict begin with it; it ends with a dot.
+        old_state: the state dict of the old attention, which is not changed.
         attention: the old attention.
         replaced: the indices of the heads to replace.
         function: their new function.
         parameters: {name: parameter of the new function, for all heads of the attention}.
-
-    Returns:
-        the value of ``--encoder-synthesizer`` for a layer with these heads.
     """
     heads = order_heads(attention, replaced)  # in the order of the new attention
     groups = group_heads(attention, heads, function)
-    replace_synthesizer(state, f"{prefix}synthesizer.", attention, groups, parameters)
+    state = {key: value for key, value in old_state.items() if not key.startswith("synthesizer.")}
+    old_functions = select_prefix(old_state, "synthesizer.")
+    for key, value in replace_functions(old_functions, attention, groups, parameters).items():
+        state[f"synthesizer.{key}"] = value
+    # All heads have a part of the projections v_proj and out_proj.
     head_dim = attention.module.head_dim
     new_order = [head.index_in_attention for head in heads]
-    select_output_heads(state, f"{prefix}v_proj", new_order, head_dim)
-    select_input_heads(state, f"{prefix}out_proj.weight", new_order, head_dim)
-    # Only heads that compute dot products have queries and keys. A replaced head has them no longer.
+    keep_output_heads(state, "v_proj", new_order, head_dim)
+    keep_input_heads(state, "out_proj.weight", new_order, head_dim)
+    # Only heads that compute dot products have a part of q_proj and k_proj, so they have other indices there. A
+    # replaced head loses its part.
     kept_query_heads = find_kept_query_heads(heads)
     for name in ("q_proj", "k_proj"):
         if kept_query_heads:
-            select_output_heads(state, f"{prefix}{name}", kept_query_heads, head_dim)
+            keep_output_heads(state, name, kept_query_heads, head_dim)
         else:
-            remove_projection(state, f"{prefix}{name}")
-    return describe_groups(groups)
+            remove_projection(state, name)
+    return NewAttention(state, describe_groups(groups))
 
 
 def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
@@ -88,19 +100,7 @@ def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
         attention: the old attention.
         replaced: the indices of the heads that get the new function.
     """
-    heads: list[OldHead] = []  # in their old order
-    for group_index, group in enumerate(attention.head_groups()):
-        reads_query_key = any(SYNTHESIZERS[name].reads_query_key for name in group.functions)
-        for index_in_group in range(group.num_heads):
-            index = len(heads)  # the next index in the whole attention
-            head = OldHead(
-                index_in_attention=index,
-                group_index=group_index,
-                index_in_group=index_in_group,
-                is_replaced=index in replaced,
-                reads_query_key=reads_query_key,
-            )
-            heads.append(head)
+    heads = list_heads(attention, replaced)
     if is_synthetic(attention.module):
         return heads
     replaced_heads = [head for head in heads if head.is_replaced]
@@ -108,15 +108,39 @@ def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
     return replaced_heads + kept_heads
 
 
-def group_heads(attention: Attention, heads: list[OldHead], function: str) -> list[NewGroup]:
-    """Returns the groups of heads in the new attention, each some neighbouring heads with the same functions.
+def list_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
+    """Returns the heads of an attention in the order that they have there.
+
+    Args:
+        attention: the old attention.
+        replaced: the indices of the heads that get the new function.
+    """
+    heads: list[OldHead] = []
+    for group_index, group in enumerate(attention.head_groups()):
+        num_heads_before_group = len(heads)
+        reads_query_key = any(SYNTHESIZERS[name].reads_query_key for name in group.functions)
+        for index_in_group in range(group.num_heads):
+            index_in_attention = num_heads_before_group + index_in_group
+            head = OldHead(
+                index_in_attention=index_in_attention,
+                group_index=group_index,
+                index_in_group=index_in_group,
+                is_replaced=index_in_attention in replaced,
+                reads_query_key=reads_query_key,
+            )
+            heads.append(head)
+    return heads
+
+
+def group_heads(attention: Attention, heads: list[OldHead], new_function: str) -> list[NewGroup]:
+    """Returns the groups of heads in the new attention. Each group consists of neighbouring heads.
 
     The heads of a group either are all replaced, or all come from the same old group (`belong_together`).
 
     Args:
         attention: the old attention.
         heads: its heads in their new order.
-        function: the function of the replaced heads.
+        new_function: the function of the replaced heads.
     """
     old_groups = attention.head_groups()
     new_groups: list[NewGroup] = []
@@ -126,10 +150,10 @@ def group_heads(attention: Attention, heads: list[OldHead], function: str) -> li
             continue
         # The head begins a new group.
         if head.is_replaced:
-            joined_functions = function
+            functions_of_group = new_function
         else:
-            joined_functions = "+".join(old_groups[head.group_index].functions)
-        new_groups.append(NewGroup(joined_functions, [head], head.is_replaced))
+            functions_of_group = "+".join(old_groups[head.group_index].functions)
+        new_groups.append(NewGroup(functions_of_group, [head], head.is_replaced))
     return new_groups
 
 
@@ -140,43 +164,32 @@ def belong_together(first: OldHead, second: OldHead) -> bool:
     return first.group_index == second.group_index
 
 
-def replace_synthesizer(
-    state: dict[str, Tensor],
-    prefix: str,
-    attention: Attention,
-    groups: list[NewGroup],
-    parameters: dict[str, Tensor],
-) -> None:
-    """Replaces the parameters of an attention's functions in the model's state dict, which is changed in place.
+def replace_functions(
+    old_functions: dict[str, Tensor], attention: Attention, groups: list[NewGroup], parameters: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns the parameters of the functions in the new attention, as a state dict.
 
-    The replaced heads get the parameters of the new function, and all other heads keep their parameters. The keys of
-    all of them may change, because a key names the group to which a head belongs, if there are several groups.
+    The replaced heads get the parameters of the new function, and all other heads keep theirs. A key names the group to
+    which a head belongs only if there are several groups. So all keys may change.
 
     Args:
-        state: the model's state dict, which is changed.
-        prefix: the keys of the functions in the state dict begin with it.
+        old_functions: the state dict of the functions in the old attention.
         attention: the old attention.
         groups: the groups of heads in the new attention.
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
-    old_state = remove_entries(state, prefix)
     num_old_groups = len(attention.head_groups())
+    new_functions: dict[str, Tensor] = {}
     for index, group in enumerate(groups):
         if group.is_replaced:
             group_state = select_new_parameters(group, parameters)
         else:
-            prefix_of_old_group = group_prefix(prefix, group.old_group_index, num_old_groups)
-            old_group_state = select_prefix(old_state, prefix_of_old_group)
-            group_state = select_kept_parameters(group, old_group_state)
-        prefix_of_new_group = group_prefix(prefix, index, num_groups=len(groups))
+            prefix_of_old_group = group_prefix(group.old_group_index, num_old_groups)
+            group_state = select_kept_parameters(group, select_prefix(old_functions, prefix_of_old_group))
+        prefix_of_new_group = group_prefix(index, num_groups=len(groups))
         for key, value in group_state.items():
-            state[prefix_of_new_group + key] = value
-
-
-def remove_entries(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Removes the entries whose keys begin with `prefix` from a state dict, in place, and returns them."""
-    keys = [key for key in state if key.startswith(prefix)]
-    return {key: state.pop(key) for key in keys}
+            new_functions[prefix_of_new_group + key] = value
+    return new_functions
 
 
 def select_new_parameters(group: NewGroup, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -202,15 +215,14 @@ def select_kept_parameters(group: NewGroup, old_group_state: dict[str, Tensor]) 
     return {key: choose_heads(key, value, heads) for key, value in old_group_state.items()}
 
 
-def group_prefix(prefix: str, index: int, num_groups: int) -> str:
-    """Returns what the keys of a group of heads begin with in the state dict.
+def group_prefix(index: int, num_groups: int) -> str:
+    """Returns what the keys of a group of heads begin with: ``groups.0.``, or nothing if it is the only group.
 
     Args:
-        prefix: what the keys of all functions of the attention begin with. A single group has this prefix.
         index: the index of the group.
         num_groups: the number of groups in the attention.
     """
-    return f"{prefix}groups.{index}." if num_groups > 1 else prefix
+    return f"groups.{index}." if num_groups > 1 else ""
 
 
 def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
@@ -224,7 +236,10 @@ def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
             group mixes, the first dimension is the functions and the second one the heads.
         heads: the indices of the heads in the group.
     """
-    if value.numel() == 0:  # an empty tensor stores a size, which is the same for all heads
+    # The buffer `factors` of factorized_dense has the shape (a, b, 0). It has no elements and only records the sizes a
+    # and b, which are the same for all heads.
+    only_records_sizes = value.numel() == 0
+    if only_records_sizes:
         return value
     if key == "alpha":
         return value[:, heads]
@@ -236,7 +251,7 @@ def find_kept_query_heads(heads: list[OldHead]) -> list[int]:
 
     The old projections have only those heads of the attention that read queries and keys. A position is the index of a
     head among these. For example, if the heads 1, 2 and 3 of four heads read queries and keys, their positions in the
-    projections are 0, 1 and 2. If head 2 is replaced and the order stays, the result is [0, 2].
+    projections are 0, 1 and 2. If head 2 is replaced and the new order is 3, 2, 1, 0, the result is [2, 0].
 
     Args:
         heads: all heads of the attention, in their new order.
@@ -250,12 +265,13 @@ def find_kept_query_heads(heads: list[OldHead]) -> list[int]:
     return kept
 
 
-def select_output_heads(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
+def keep_output_heads(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
     """Keeps the output features of some heads in a projection, in a new order, by changing the state dict in place.
 
     Args:
-        state: the model's state dict, which is changed.
-        name: the name of the projection in it. Its output features are those of the first head, of the second, ...
+        state: the state dict of the attention, which is changed.
+        name: the name of the projection, such as ``v_proj``. Its output features are those of the first head, followed
+            by those of the second head, and so on.
         heads: the heads to keep, in their new order.
         head_dim: the number of features of a head.
     """
@@ -265,12 +281,13 @@ def select_output_heads(state: dict[str, Tensor], name: str, heads: list[int], h
             state[key] = by_head[torch.tensor(heads)].flatten(0, 1)
 
 
-def select_input_heads(state: dict[str, Tensor], key: str, heads: list[int], head_dim: int) -> None:
+def keep_input_heads(state: dict[str, Tensor], key: str, heads: list[int], head_dim: int) -> None:
     """Keeps the input features of some heads in a linear layer, in a new order, by changing the state dict in place.
 
     Args:
-        state: the model's state dict, which is changed.
-        key: the key of the layer's weight. Its input features are those of the first head, of the second, ...
+        state: the state dict of the attention, which is changed.
+        key: the key of the layer's weight. Its input features are those of the first head, followed by those of the
+            second head, and so on.
         heads: the heads to keep, in their new order.
         head_dim: the number of features of a head.
     """

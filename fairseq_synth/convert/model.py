@@ -11,20 +11,34 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from ..checkpoint_compatibility import select_prefix
 from ..inspect.attentions import Head, self_attentions
 from ..inspect.checkpoints import Loaded, read_config
 from .conversion import Conversion
 from .heads import replace_heads
 
-# Entries of a checkpoint that belong to the old model alone: its best loss, and averages of its weights.
+# Entries of "extra_state" in a checkpoint that the new checkpoint must not have, because they belong to the old model
+# alone: its best loss, and averages of its weights.
 LOST_STATE = ("best", "ema")
 
 
 class NewModel(NamedTuple):
     """A converted model."""
 
-    cfg: dict[str, Any]  # the model's part of fairseq's config
+    cfg: dict[str, Any]  # the model's part of fairseq's config: {name of a flag: its value}
     model: nn.Module
+
+
+class NewWeights(NamedTuple):
+    """The weights of a converted model.
+
+    Attributes:
+        state: the model's state dict.
+        layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
+    """
+
+    state: dict[str, Tensor]
+    layer_specs: dict[str, list[str]]
 
 
 def build_model(
@@ -43,27 +57,56 @@ def build_model(
         heads: the heads to replace.
         max_length: ``--synth-max-length`` of the new model.
     """
-    state = dict(loaded.model.state_dict())
-    # what the keys of each module begin with in the state dict
-    key_prefixes = {id(module): f"{name}." for name, module in loaded.model.named_modules()}
+    weights = convert_weights(loaded.model, conversion, parameters, heads)
+    cfg = make_config(loaded, conversion, weights.layer_specs, max_length)
+    model = loaded.task.build_model(OmegaConf.create(cfg)).float().eval()
+    model.load_state_dict(weights.state, strict=True)
+    return NewModel(cfg, model)
+
+
+def convert_weights(
+    model: nn.Module, conversion: Conversion, parameters: dict[str, dict[str, Tensor]], heads: Sequence[Head]
+) -> NewWeights:
+    """Returns the weights of the new model, which may share tensors with the old model; the old model is not changed.
+
+    Args:
+        model: the old model.
+        conversion: the new function of each self-attention.
+        parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
+        heads: the heads to replace.
+    """
+    state = dict(model.state_dict())
     layer_specs: dict[str, list[str]] = {}
-    for attention in self_attentions(loaded.model):
-        replaced_heads = {head.number for head in heads if head.attention == attention.name}
-        # This changes the weights in `state`, and returns the flag's value for the layer. An attention without replaced
-        # heads keeps its weights, but its functions have to be listed too.
-        layer_spec = replace_heads(
-            state,
-            prefix=key_prefixes[id(attention.module)],
+    for attention in self_attentions(model):
+        prefix = find_prefix(model, attention.module)
+        old_attention_state = remove_entries(state, prefix)
+        replaced = {head.number for head in heads if head.attention == attention.name}
+        # An attention without replaced heads keeps its weights, but its functions have to be listed too.
+        new_attention = replace_heads(
+            old_attention_state,
             attention=attention,
-            replaced=replaced_heads,
+            replaced=replaced,
             function=conversion.functions.get(attention.name, ""),
             parameters=parameters.get(attention.name, {}),
         )
-        layer_specs.setdefault(attention.stack, []).append(layer_spec)
-    cfg = make_config(loaded, conversion, layer_specs, max_length)
-    model = loaded.task.build_model(OmegaConf.create(cfg)).float().eval()
-    model.load_state_dict(state, strict=True)
-    return NewModel(cfg, model)
+        for key, value in new_attention.state.items():
+            state[prefix + key] = value
+        layer_specs.setdefault(attention.stack, []).append(new_attention.layer_spec)
+    return NewWeights(state, layer_specs)
+
+
+def find_prefix(model: nn.Module, module: nn.Module) -> str:
+    """Returns what the keys of a module in the model's state dict begin with: ``encoder.layers.0.self_attn.``."""
+    names = [name for name, candidate in model.named_modules() if candidate is module]
+    return f"{names[0]}."
+
+
+def remove_entries(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Removes the entries whose keys begin with `prefix` from a state dict, in place; returns them without prefix."""
+    removed = select_prefix(state, prefix)
+    for key in removed:
+        del state[prefix + key]
+    return removed
 
 
 def make_config(
@@ -80,7 +123,7 @@ def make_config(
         layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
         max_length: ``--synth-max-length``.
     """
-    # The settings of the old model, and those of the new functions.
+    # First the settings of the old model, then those of the new functions.
     settings = read_settings(loaded.cfg.model)
     for stack, specs in layer_specs.items():
         are_alike = len(set(specs)) == 1
@@ -90,7 +133,7 @@ def make_config(
     # `read_config` adds the default of each flag of the new class that is missing.
     model_class: Any = MODEL_REGISTRY[conversion.model_name]
     settings_with_defaults = model_class.read_config(argparse.Namespace(**settings), loaded.task)
-    # Only the flags of the new class are kept.
+    # The config has only the flags of the new class.
     cfg: dict[str, Any] = {}
     for flag in dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name]):
         cfg[flag.name] = getattr(settings_with_defaults, flag.name)
@@ -126,9 +169,8 @@ def save_checkpoint(old_path: Path, new_path: Path, new: NewModel) -> dict[str, 
     cfg["model"] = new.cfg
     # This tells users, and `Loaded.initial`, that the new model was not trained from scratch.
     cfg["checkpoint"]["finetune_from_model"] = str(old_path)
-    extra_state = dict(checkpoint.get("extra_state") or {})
-    for name in LOST_STATE:
-        extra_state.pop(name, None)
+    old_extra_state = checkpoint.get("extra_state") or {}
+    extra_state = {name: value for name, value in old_extra_state.items() if name not in LOST_STATE}
     checkpoint["args"] = None  # In older versions of fairseq, this was the config.
     checkpoint["cfg"] = cfg
     checkpoint["model"] = new.model.state_dict()

@@ -1,4 +1,4 @@
-"""The command that trains a converted model on."""
+"""The command that continues the training of a converted model."""
 
 import argparse
 import shlex
@@ -24,7 +24,7 @@ DATACLASSES = {
 
 
 def tuning_command(data: Path, checkpoint: Path, cfg: dict[str, Any]) -> str:
-    """Returns a command that trains a converted model on.
+    """Returns a command of fairseq that continues the training of a converted model.
 
     It has the flags of the model's training, but a third of the learning rate, for 500 updates (`optimization_flags`).
 
@@ -75,14 +75,14 @@ def part_flags(part: str, part_cfg: dict[str, Any]) -> list[str]:
     """
     name = part_cfg["_name"]
     flags = [f"--{part}", name]
-    has_flags = name in DATACLASSES[part]
-    if not has_flags:
-        return flags
-    defaults = DATACLASSES[part][name]()
+    dataclasses_by_name = DATACLASSES[part]
+    if name not in dataclasses_by_name:
+        return flags  # It has no flags of its own.
+    defaults = dataclasses_by_name[name]()
     parser = argparse.ArgumentParser(add_help=False)
     gen_parser_from_dataclass(parser, defaults)
-    settings = dict(part_cfg)
-    settings["data"] = None  # None: no flag is written. The data are the first argument of the command.
+    # The data are not a flag, but the first argument of the command.
+    settings = {name: value for name, value in part_cfg.items() if name != "data"}
     return flags + changed_flags(parser, defaults, settings)
 
 
@@ -103,7 +103,7 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
     """Returns the command line of those settings that differ from their defaults.
 
     Args:
-        parser: a parser that has the flags.
+        parser: a parser that has the flags, and no positional arguments with a setting in `values`.
         defaults: an object that has the default of each flag as an attribute.
         values: {name of a flag: its setting}. No flag is written for a setting that is missing or None, because the
             command line has no text for None.
@@ -118,7 +118,7 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
         if value is None or value == getattr(defaults, action.dest, None):
             continue
         flags.append(action.option_strings[0])
-        is_switch = action.nargs == 0  # The flag alone says that the setting is true.
+        is_switch = action.nargs == 0  # Without a value, the flag sets the opposite of its default.
         if not is_switch:
             flags.append(str(value))
     return flags
