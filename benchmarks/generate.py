@@ -140,11 +140,11 @@ def compare_translations(
         {name: {``ratio``, the median over the rounds; ``lowest`` and ``highest``, of a round}}.
     """
     functions: dict[str, Function] = {name: model.translate for name, model in models.items()}
-    rows = {}
-    # This calls the models' `translate`, which sets their `num_tokens`.
     comparisons = compare_with_stock(functions, args.device, args.rounds)
+    rows = {}
     for name, comparison in comparisons.items():
-        # A model that writes more tokens in the same time is faster by the same factor.
+        # `comparison` has the baseline's time divided by this model's. A model that writes twice as many tokens in the
+        # same time is twice as fast. `num_tokens` was set by `translate`, which has run above.
         relative_num_tokens = models[name].num_tokens / models[STOCK].num_tokens
         rows[name] = {
             "ratio": comparison.ratio * relative_num_tokens,
@@ -157,12 +157,12 @@ def compare_translations(
 def parse_flags() -> argparse.Namespace:
     """Returns the flags of the command line. Ends with a one-line error if they contradict each other."""
     parser = make_parser(__doc__, list(VARIANTS), rounds=3)
-    # for models with random weights, which translate random sentences; --beam is for all models
+    parser.add_argument("--beam", type=int, default=4)
+    # for models with random weights, which translate random sentences
     parser.add_argument("--words", type=int, default=32768, help="size of the vocabulary")
     parser.add_argument("--tokens", type=int, default=64, help="length of every translation")
     parser.add_argument("--source-tokens", type=int, default=32)
     parser.add_argument("--sentences", type=int, default=32, help="in a batch")
-    parser.add_argument("--beam", type=int, default=4)
     # for trained models, which translate a test set
     parser.add_argument("--checkpoints", nargs="+", type=Path, help="trained models, the baseline first")
     parser.add_argument("--data", type=Path, help="their data-bin folder")

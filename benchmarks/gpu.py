@@ -88,7 +88,10 @@ def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def list_test_commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns {name of a part: its command} for the tests that need a GPU; with --dry for one short test each."""
+    """Returns {name of a part: its command} for the tests that need a GPU.
+
+    With --dry, each command runs one short test.
+    """
     pytest = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
     tests = [*pytest, "tests/test_computations.py", "tests/test_attention.py"]
     kernel_tests = [*pytest, "tests/kernels"]
@@ -113,7 +116,6 @@ def list_check_commands(args: argparse.Namespace) -> dict[str, list[str]]:
 def list_benchmark_commands(variants: list[str], args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns {name of a benchmark: its command} for all benchmarks of some variants."""
     sizes = DRY if args.dry else REAL
-    # The words of each command, of which the number of rounds is one, are texts.
     common = ["--variants", *variants, "--device", args.device, "--dtype", args.dtype, "--out", RESULT]
     block = ["benchmarks/block.py", *common, "--rounds", sizes.block_rounds]
     step = ["benchmarks/step.py", *common, "--rounds", sizes.rounds]

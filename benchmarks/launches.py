@@ -182,7 +182,7 @@ def list_calls(
             key_padding_mask = torch.empty(sentences, length, dtype=torch.bool)
         else:
             attention_mask = block.make_attention_mask(module, x)
-    with on_a_gpu(with_kernels, on_launch, counter.calls.append), counter:
+    with on_a_gpu(with_kernels, on_launch=on_launch, on_call=counter.calls.append), counter:
         output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attention_mask)
         output.backward(torch.empty_like(output))
     return counter.calls
@@ -233,11 +233,12 @@ def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
 
 
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
-    """Returns a function that runs a self-attention as if on a GPU, forward and backward, for the time of its CPU part.
+    """Returns a function that takes as long as the CPU needs to start the work of a self-attention on a GPU.
 
     Before a GPU computes, the CPU runs the Python code of the attention, which chooses and launches the GPU's kernels.
-    Here it runs the same code without a GPU, and each launch is replaced by a function that computes nothing. The batch
-    is so small that the matrix products, which the CPU has to do here, take next to no time.
+    The returned function runs this code, forward and backward, without a GPU: each launch is replaced by a function
+    that computes nothing. The batch is so small that the matrix products, which the CPU has to do here, take next to no
+    time.
 
     Args:
         name: ``stock`` or a variant.
@@ -257,19 +258,16 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
     output_gradient = torch.ones(length, sentences, width)
     tensors_with_gradients = [x, *module.parameters()]
 
-    def on_launch(launch: Any, tensors: Any) -> None:
-        """Takes the place of a launch of a Triton kernel: computes the kernel's arguments, and launches nothing.
-
-        The arguments are computed because this is work of this project's code, whose time counts.
-        """
+    def build_arguments(launch: Any, tensors: Any) -> None:
+        """Takes the place of a launch of a Triton kernel: only builds the kernel's arguments, whose time counts."""
         launch.args(tensors)
 
-    def on_call(_: str) -> None:
-        """Is told of calls of torch's fused attention, and does nothing, because they need not be counted here."""
+    def ignore_call(_: str) -> None:
+        """Takes the place of a call of torch's fused attention."""
 
     def step() -> None:
         """Runs the attention forward and backward, `repeats` times."""
-        with on_a_gpu(with_kernels, on_launch, on_call):
+        with on_a_gpu(with_kernels, on_launch=build_arguments, on_call=ignore_call):
             for _ in range(repeats):
                 output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
                 output.backward(output_gradient)

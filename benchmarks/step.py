@@ -190,9 +190,8 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {}
     stock = make_trainer(STOCK, corpus, args)
     for name in args.variants:
-        # There are only two models at a time, as all of them together would need 15 GB.
-        variant = make_trainer(name, corpus, args)
-        rows[name] = compare_trainers(stock, variant, corpus, args)
+        # The variant is made in this call and freed at its end, as all models together would need 15 GB.
+        rows[name] = compare_trainers(stock, make_trainer(name, corpus, args), corpus, args)
         print(name, rows[name], file=sys.stderr, flush=True)
     batches_text = "batches of a corpus" if args.data else "one length"
     title = f"training step of the base model, {batches_text}, l = {args.max_length}"

@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from packaging.version import Version
+
 from recipes.catalog import BASELINE, TASKS, Table
 from recipes.provenance import device_of
 
@@ -171,7 +173,7 @@ def describe_versions(records: Sequence[Record]) -> str:
                 versions_by_program.setdefault(program, set()).add(version)
     texts = []
     for program, versions in versions_by_program.items():
-        versions_text = " and ".join(sorted(versions))
+        versions_text = " and ".join(sorted(versions, key=Version))
         texts.append(f"{program} {versions_text}")
     return ", ".join(texts)
 

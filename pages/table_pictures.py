@@ -393,16 +393,18 @@ def list_stages(table: Table, column: Column) -> list[Stage]:
 def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[ContinuedTraining]]:
     """Returns {model: its trainings that went through all stages}, one training for each seed.
 
-    A stage is a part of a training; its runs are in a column of a table. The run of the next stage has continued it.
+    A stage is a part of a training, for example up to 7,000 updates. The runs of a stage, one for each model and seed,
+    are in a column of a table. A run of the next stage has continued the run with the same seed.
     """
     *earlier_stages, last_stage = stages
-    runs_by_earlier_stage = [load_column(stage.table, stage.column) for stage in earlier_stages]  # {model: its runs}
+    columns_of_earlier_stages = [load_column(stage.table, stage.column) for stage in earlier_stages]
     trainings_by_model = {}
     for model, last_runs in load_column(last_stage.table, last_stage.column).items():
-        earlier_runs_of_model = [runs_by_model.get(model, []) for runs_by_model in runs_by_earlier_stage]
+        # for each earlier stage, a list of the model's runs with all seeds
+        earlier_runs = [column.get(model, []) for column in columns_of_earlier_stages]
         trainings = []
-        for last_run in last_runs:
-            training = find_training(last_run, earlier_runs_of_model)
+        for last_run in last_runs:  # one for each seed
+            training = find_training(last_run, earlier_runs)
             if training is not None:
                 trainings.append(training)
         if trainings:

@@ -210,12 +210,12 @@ def test_branches_of_a_layer():
         found[output.stack, output.layer] = output.x
 
     with torch.no_grad():
-        with hooks.layer_outputs(model, keep, skip=False, feed_forward=False):
+        with hooks.layer_outputs(model, keep, keep_skip=False, keep_feed_forward=False):
             model(**batch)
         x = found["encoder", 0]
         alone = layer.final_layer_norm(layer.self_attn_layer_norm(layer.self_attn(x, x, x)[0]))
         assert torch.allclose(found["encoder", 1], alone, atol=1e-6)
-        with hooks.layer_outputs(model, keep, skip=True, feed_forward=True):
+        with hooks.layer_outputs(model, keep, keep_skip=True, keep_feed_forward=True):
             model(**batch)
         assert torch.allclose(found["encoder", 1], layer(found["encoder", 0], None), atol=1e-6)
 

@@ -372,3 +372,8 @@ def test_every_example_of_a_figure_can_be_computed():
     for example in examples:
         words, _ = re.split(r"\s{3,}", example.strip())
         assert figures.compute("the docstring", words)
+
+
+def test_versions_are_sorted_by_their_numbers():
+    records = [{"versions": {"torch": version}} for version in ("2.13.0+cpu", "2.6.0", "2.13.0+cpu")]
+    assert notes.describe_versions(records) == "torch 2.6.0 and 2.13.0+cpu"

@@ -62,8 +62,8 @@ def stand_in_attention(layer: nn.Module) -> Iterator[None]:
     """
     empty_projection = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
     stand_in = SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
-    # An attribute of the object hides the method of its class until it is deleted. The attribute is set and deleted as
-    # that of any object, because the layer becomes a module only when its constructor has run.
+    # An attribute of the object hides the method of its class until it is deleted. It is set by `object`, because
+    # `nn.Module.__setattr__` works only after the constructor of nn.Module, which has not run yet.
     object.__setattr__(layer, "build_self_attention", lambda embed_dim, cfg: stand_in)
     try:
         yield

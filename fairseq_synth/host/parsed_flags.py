@@ -18,7 +18,11 @@ def repair_parsed_flags(
     """Registers the decorated function as a repair that is called whenever fairseq has parsed a command line.
 
     The decorated function gets the flags. It may change them in place, or raise SynthesizerError if one of them cannot
-    be used. It is called after ``fairseq.options.parse_args_and_arch``, and so before anything is loaded.
+    be used. It is called after ``fairseq.options.parse_args_and_arch``, and so before anything is loaded. For example:
+
+        @repair_parsed_flags(symptom="`--bf16` makes the command line ask for a TPU", versions="0.12.2 and later")
+        def allow_bf16_without_tpu(flags):
+            flags.tpu = False
 
     Args:
         symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.

@@ -121,16 +121,15 @@ class Attention(NamedTuple):
         """Returns the logits (H, T, T) for `length` tokens, or None if they depend on what the tokens are."""
         if not is_synthetic(self.module):
             return None  # fairseq's attention, whose logits are dot products of queries and keys
-        has_dot_products = self.module.q_proj is not None  # A function reads queries and keys.
+        has_dot_products = self.module.q_proj is not None
         if has_dot_products:
             return None
-        # Whether the logits depend on the input can be seen from their size for a batch of two sentences: if they do,
-        # there is a matrix for each sentence, otherwise one for both. Which sentences does not matter, so their vectors
-        # are zeros.
+        # For a batch of two sentences, logits that depend on the input are one matrix for each sentence. Logits that do
+        # not depend on it are one matrix for both sentences. The values of the input do not matter for this test.
         two_sentences = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)  # (T, B, C)
         logits = join_logits(self.module, Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length))
-        num_matrices = logits.size(0)
-        if num_matrices > 1:
+        depend_on_input = logits.size(0) == 2
+        if depend_on_input:
             return None
         return logits[0]
 

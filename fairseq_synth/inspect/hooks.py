@@ -230,34 +230,36 @@ def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[
 # ---- layers
 
 
-def make_connection(num_branches: int, skip: bool, feed_forward: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function that replaces the method ``residual_connection`` of a layer of fairseq.
+class ResidualConnection:
+    """Replaces the method ``residual_connection`` of a layer of fairseq, and leaves some branches out.
 
-    A layer has two or three branches: self-attention, cross-attention in a decoder, and the feed-forward layer. Each
-    branch calls the method once in a forward pass, always in this order. So the number of calls so far tells which
-    branch is calling.
+    A layer has two or three branches: self-attention, cross-attention in a decoder, and the feed-forward layer. In each
+    forward pass, fairseq's layer calls the method once for each branch, in this order. So the number of calls tells
+    which branch is calling.
 
     Args:
         num_branches: how many branches the layer has.
-        skip: False leaves the skip connections out.
-        feed_forward: False leaves the feed-forward layer out.
+        keep_skip: whether the skip connections are kept.
+        keep_feed_forward: whether the feed-forward layer is kept.
     """
-    num_calls = 0
 
-    def connection(x: Tensor, residual: Tensor) -> Tensor:
+    def __init__(self, num_branches: int, keep_skip: bool, keep_feed_forward: bool) -> None:
+        self.num_branches = num_branches
+        self.keep_skip = keep_skip
+        self.keep_feed_forward = keep_feed_forward
+        self.num_calls = 0
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """Returns the output of a branch. `x`: what the branch has computed; `residual`: the input of the branch."""
-        nonlocal num_calls
-        num_calls += 1
-        is_feed_forward = num_calls % num_branches == 0  # the last branch
-        # A branch that is left out passes its input on, even if the skip connections are left out too. Otherwise
-        # nothing would be left of the layer's output.
-        if is_feed_forward and not feed_forward:
+        self.num_calls += 1
+        is_last_branch = self.num_calls % self.num_branches == 0
+        if is_last_branch and not self.keep_feed_forward:
+            # A branch that is left out passes its input on, even if the skip connections are left out too. Otherwise
+            # nothing would be left of the layer's output.
             return residual
-        if not skip:
+        if not self.keep_skip:
             return x
         return residual + x
-
-    return connection
 
 
 def count_branches(layer: nn.Module) -> int:
@@ -267,7 +269,7 @@ def count_branches(layer: nn.Module) -> int:
 
 
 @contextlib.contextmanager
-def chosen_branches(model: nn.Module, skip: bool, feed_forward: bool) -> Iterator[None]:
+def chosen_branches(model: nn.Module, keep_skip: bool, keep_feed_forward: bool) -> Iterator[None]:
     """Leaves some branches of all layers out of the forward passes that the body makes.
 
     Replaces the method ``residual_connection`` of each layer (fairseq), which adds the output of a branch to its input,
@@ -275,15 +277,15 @@ def chosen_branches(model: nn.Module, skip: bool, feed_forward: bool) -> Iterato
 
     Args:
         model: a Transformer of fairseq.
-        skip: False leaves the skip connections out, so that a branch's output stands alone; layer norms stay.
-        feed_forward: False leaves the feed-forward layers out: what would enter them goes on.
+        keep_skip: False leaves the skip connections out, so that a branch's output stands alone; layer norms stay.
+        keep_feed_forward: False leaves the feed-forward layers out: what would enter them goes on.
     """
     changed_layers = []
     try:
         for stack in find_stacks(model).values():
             for layer in stack.layers:
                 # An attribute of the layer hides the method of its class.
-                layer.residual_connection = make_connection(count_branches(layer), skip, feed_forward)
+                layer.residual_connection = ResidualConnection(count_branches(layer), keep_skip, keep_feed_forward)
                 changed_layers.append(layer)
         yield
     finally:
@@ -293,15 +295,15 @@ def chosen_branches(model: nn.Module, skip: bool, feed_forward: bool) -> Iterato
 
 @contextlib.contextmanager
 def layer_outputs(
-    model: nn.Module, on_output: Callable[[LayerOutput], None], skip: bool, feed_forward: bool
+    model: nn.Module, on_output: Callable[[LayerOutput], None], keep_skip: bool, keep_feed_forward: bool
 ) -> Iterator[None]:
     """Reads the outputs of all layers in the forward passes that the body makes, with or without some branches.
 
     Args:
         model: a Transformer of fairseq.
         on_output: is called with the output of each layer, as soon as it is computed.
-        skip: False leaves the skip connections out; see `chosen_branches`.
-        feed_forward: False leaves the feed-forward layers out.
+        keep_skip: False leaves the skip connections out; see `chosen_branches`.
+        keep_feed_forward: False leaves the feed-forward layers out.
     """
 
     def make_hook(stack_name: str, layer_number: int) -> Callable[..., None]:
@@ -317,5 +319,5 @@ def layer_outputs(
     for stack_name, stack in find_stacks(model).items():
         for layer_number, layer in enumerate(stack.layers):
             handles.append(layer.register_forward_hook(make_hook(stack_name, layer_number)))
-    with chosen_branches(model, skip, feed_forward), hooked(model, handles):
+    with chosen_branches(model, keep_skip, keep_feed_forward), hooked(model, handles):
         yield

@@ -79,13 +79,13 @@ def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_S
     num_heads, num_values = singular_values.shape
     zero = singular_values.new_zeros(num_heads, 1)
     sums = torch.cat([zero, singular_values.cumsum(dim=-1)], dim=-1)  # sums[:, i] is the sum of the largest i
-    sums = sums / sums[:, -1:].clamp(min=SMALLEST_NORM)
-    # How many singular values each share stands for. This lies between `number_below` and `number_above`. For share 1,
-    # `number_above` is the number of all singular values, and the interpolation gives the last sum.
-    number = torch.tensor(shares) * num_values
+    relative_sums = sums / sums[:, -1:].clamp(min=SMALLEST_NORM)
+    # How many singular values each share stands for, such as 2.5 for the share 0.25 of 10. The result lies between the
+    # sums of the next whole numbers, 2 and 3 here. For the share 1 of 10, these are 9 and 10, as there is no sum of 11.
+    number = torch.tensor(shares, device=sums.device) * num_values
     number_below = number.floor().long().clamp(max=num_values - 1)
     number_above = number_below + 1
-    return torch.lerp(sums[:, number_below], sums[:, number_above], number - number_below)
+    return torch.lerp(relative_sums[:, number_below], relative_sums[:, number_above], number - number_below)
 
 
 def rank_one_distances(x: Tensor) -> tuple[float, float]:

@@ -63,14 +63,27 @@ class Constants(NamedTuple):
         length = min(self.by_position.size(-1), size)
         by_position = self.by_position[:, :length, :length]
         by_distance = toeplitz(self.by_distance, size)  # (H, size, size)
-        # In the first rows, the logits by position (left) are continued by logits by distance (right). A constant that
-        # is added to a whole row does not change its softmax, so each kind of logits may lie higher than the other by
-        # any amount. The right part is shifted by the amount that makes both kinds have the same mean on the left.
-        difference = (by_position - by_distance[:, :length, :length]).mean(dim=-1, keepdim=True)  # (H, length, 1)
-        right_of_by_position = by_distance[:, :length, length:] + difference
-        first_rows = torch.cat([by_position, right_of_by_position], dim=2)  # (H, length, size)
+        first_rows = continue_rows(by_position, by_distance[:, :length])  # (H, length, size)
         later_rows = by_distance[:, length:]  # (H, size - length, size)
         return torch.cat([first_rows, later_rows], dim=1)
+
+
+def continue_rows(by_position: Tensor, by_distance: Tensor) -> Tensor:
+    """Returns rows of logits by position, (H, T, T), that logits by distance continue to (H, T, columns).
+
+    A softmax does not change if a constant is added to its whole row. So a row of logits by distance may lie higher or
+    lower than the same row by position. It is first shifted so that its first T columns have the mean of those by
+    position.
+
+    Args:
+        by_position: (H, T, T).
+        by_distance: (H, T, columns), for the same rows, with more columns.
+    """
+    length = by_position.size(-1)
+    differences = by_position - by_distance[:, :, :length]
+    shift = differences.mean(dim=-1, keepdim=True)  # (H, T, 1)
+    continuation = by_distance[:, :, length:] + shift
+    return torch.cat([by_position, continuation], dim=2)
 
 
 def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
@@ -142,8 +155,8 @@ def most_likely_logits(observed: Tensor, sentences_of_length: Tensor, visible: T
 def improve_scores(observed: Tensor, cell_scores: Tensor, sentences_of_length: Tensor, visible: Tensor) -> Tensor:
     """Does one step of the fit of `most_likely_logits`, and returns the new scores, of the size of `observed`.
 
-    The score of a cell becomes its observed weight divided by the weight that it would have with a score of 1, if the
-    sum of each row stayed the same. This is the step of Hunter 2004 (MM algorithms for generalized Bradley-Terry
+    The new score of a cell is its observed weight divided by the weight that a score of 1 would give it
+    (`expect_weights_of_score_one`). This is the step of Hunter 2004 (MM algorithms for generalized Bradley-Terry
     models, section 5), which never makes the observed weights less likely.
 
     Args:
@@ -157,8 +170,8 @@ def improve_scores(observed: Tensor, cell_scores: Tensor, sentences_of_length: T
     if is_by_distance:
         expected = sum_by_distance(expected)
     scores = observed / expected.clamp(min=SMALLEST_SUM)
-    # The softmax of a row stays the same if all its scores are divided by one number. So the largest score is made 1,
-    # and a score has the same lower limit relative to it in each row, or in each head if the scores are by distance.
+    # Scores by position are divided by the largest score of their row, scores by distance by that of their head. The
+    # softmax stays the same, and one lower limit suits all rows and heads.
     relative_scores = scores / scores.amax(dim=-1, keepdim=True)
     return relative_scores.clamp(min=SMALLEST_SCORE)
 
@@ -193,16 +206,16 @@ def expect_weights_of_score_one(scores: Tensor, sentences_of_length: Tensor) -> 
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
     """
     num_heads, length, _ = scores.shape
-    # The last dimension of the next two tensors is a length. In `by_length`, entry n is the term of the sum for
-    # sentences of n + 1 tokens. Rows beyond the end of such a sentence have terms, too, but these are not used below.
-    by_length = sentences_of_length / scores.cumsum(dim=-1)
-    # Entry n is the sum of the terms for all sentences of more than n tokens: the entries from n to the end of the row.
-    # `cumsum` adds from the beginning of a row, so the row is flipped before and after it.
-    by_shortest_length = by_length.flip(-1).cumsum(dim=-1).flip(-1)
-    # Cell (i, j) gets entry max(i, j) of row i.
+    # terms[h, i, n] is the term of the sum for sentences of n + 1 tokens. In the example above, terms[h, 0] is
+    # [3 / 1, 5 / 2]. Rows beyond the end of a sentence have terms, too, but these are not used below.
+    terms = sentences_of_length / scores.cumsum(dim=-1)
+    # sums[h, i, n] is the sum of the terms from n on, for all sentences of more than n tokens. In the example,
+    # sums[h, 0] is [3 / 1 + 5 / 2, 5 / 2]. `cumsum` adds from the beginning, so a row is flipped before and after it.
+    sums = terms.flip(-1).cumsum(dim=-1).flip(-1)
+    # result[h, i, j] = sums[h, i, max(i, j)]
     positions = torch.arange(length)
     larger_position = torch.maximum(positions[:, None], positions).expand(num_heads, -1, -1)
-    return by_shortest_length.gather(-1, larger_position)
+    return sums.gather(-1, larger_position)
 
 
 def sum_by_distance(matrix: Tensor) -> Tensor:

@@ -87,13 +87,11 @@ def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
         folder = Path(folder_name)
         write_dictionaries(folder, cfg.task, sizes)
         task = set_up_task(cfg, folder)
-        # Some tasks add a symbol of their own to a dictionary, which then has to be written with fewer words.
-        smaller_sizes = {}
-        for embedding, size in sizes.items():
-            size_in_task = count_words(task, embedding)  # `size` words were written to the dictionary
-            num_added_symbols = size_in_task - size
-            smaller_sizes[embedding] = size - num_added_symbols
-        if smaller_sizes != sizes:
+        # Some tasks add a symbol of their own to a dictionary, which is then larger than the embedding. In this case,
+        # everything is done again with dictionaries that have fewer words.
+        added_symbols = {embedding: count_words(task, embedding) - size for embedding, size in sizes.items()}
+        if any(added_symbols.values()):
+            smaller_sizes = {embedding: size - added_symbols[embedding] for embedding, size in sizes.items()}
             write_dictionaries(folder, cfg.task, smaller_sizes)
             task = set_up_task(cfg, folder)
     return task

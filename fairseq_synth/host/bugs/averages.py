@@ -31,10 +31,14 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         new_model: the model after the update.
         updates: the number of updates.
     """
-    averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()
+    # The averages of tied weights share their memory, as the weights do.
+    if self.config.ema_fp32:  # --ema-fp32 keeps the averages in a dictionary of their own
+        averages = self.fp32_params
+    else:
+        averages = self.model.state_dict()
     repeated_names = find_repeated_names(averages)
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
-    # The original only asks the model for its state dict.
+    # `state_dict` is the only attribute of the model that fairseq's method reads.
     model_without_repeated_names = SimpleNamespace(state_dict=lambda: weights)
     original(self, model_without_repeated_names, updates)
 

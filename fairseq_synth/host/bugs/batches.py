@@ -34,7 +34,7 @@ def resume_with_the_same_batches(
     Returns:
         fairseq's iterator over the batches.
     """
-    epoch = kwargs.get("epoch", 1)
+    epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
     if epoch == 1 or not will_reuse_batches(self, dataset, kwargs):
         return original(self, dataset, *args, **kwargs)
     kwargs["epoch"] = 1  # fairseq forms the batches of this epoch
@@ -46,8 +46,8 @@ def resume_with_the_same_batches(
 def will_reuse_batches(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
     """Returns whether fairseq forms new batches in this call and will use the same batches in later epochs too.
 
-    This asks what ``FairseqTask.get_batch_iterator`` asks. If its cache of iterators is disabled, or if batches are
-    rebuilt, every epoch gets batches of its own, with or without an interruption.
+    The conditions are those of ``FairseqTask.get_batch_iterator``. If its cache of iterators is disabled, or if batches
+    are rebuilt, every epoch gets batches of its own, with or without an interruption.
 
     Args:
         task: the task that forms the batches.
@@ -57,7 +57,8 @@ def will_reuse_batches(task: FairseqTask, dataset: Any, arguments: dict[str, Any
     has_batches_already = dataset in task.dataset_to_epoch_iter
     # fairseq disables its cache, for example, for sharded data, where every epoch reads another part of the data.
     is_cache_disabled = arguments.get("disable_iterator_cache") or arguments.get("update_epoch_batch_itr")
-    is_rebuilt_every_epoch = getattr(getattr(task, "cfg", None), "rebuild_batches", False)
+    task_flags = getattr(task, "cfg", None)  # an old task has none
+    is_rebuilt_every_epoch = getattr(task_flags, "rebuild_batches", False)
     if has_batches_already or is_cache_disabled or is_rebuilt_every_epoch:
         return False
     return task.can_reuse_epoch_itr(dataset)

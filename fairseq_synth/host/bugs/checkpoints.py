@@ -77,10 +77,9 @@ def number_checkpoints_at_epoch_ends(
 ) -> Any:
     """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): no numbered checkpoint is missing.
 
-    With ``--save-interval-updates N``, fairseq writes checkpoint_EPOCH_UPDATES.pt every N updates. If such a save is
-    at the end of an epoch, it writes checkpointEPOCH.pt instead. With ``--no-epoch-checkpoints``, it then writes none
-    of the two files, and an average of the last checkpoints lacks the weights of this update. (If epochs are short, all
-    saves may be at the end of an epoch.)
+    With ``--save-interval-updates N``, fairseq writes checkpoint_EPOCH_UPDATES.pt every N updates. If an epoch ends
+    with the same update, fairseq writes checkpointEPOCH.pt instead; and with ``--no-epoch-checkpoints``, it writes
+    neither file. An average of the last checkpoints then lacks the weights of this update.
 
     With ``--no-epoch-checkpoints``, the replacement tells fairseq that the epoch has not ended, so that it writes
     checkpoint_EPOCH_UPDATES.pt. Without this flag it changes nothing.
@@ -93,5 +92,6 @@ def number_checkpoints_at_epoch_ends(
         val_loss: the validation loss, or None.
     """
     if cfg.no_epoch_checkpoints:
+        # The original reads only these three attributes.
         epoch_itr = SimpleNamespace(epoch=epoch_itr.epoch, state_dict=epoch_itr.state_dict, end_of_epoch=lambda: False)
     return original(cfg, trainer, epoch_itr, val_loss)

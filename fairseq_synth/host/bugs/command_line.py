@@ -42,11 +42,11 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
 
     Raises SynthesizerError if the data have no files whose names contain the two languages.
     """
-    # A flag that is not given is None. A command without such a flag, for which the default here is "", lacks nothing.
-    lacks_source = getattr(flags, "source_lang", "") is None
-    lacks_target = getattr(flags, "target_lang", "") is None
-    lacks_language = lacks_source or lacks_target
+    has_languages = hasattr(flags, "source_lang") and hasattr(flags, "target_lang")
+    if not has_languages:
+        return  # the command, such as fairseq-eval-lm, is not about pairs of languages
     has_tokenizer = bool(getattr(flags, "tokenizer", None))
+    lacks_language = flags.source_lang is None or flags.target_lang is None
     if not has_tokenizer or not lacks_language:
         return
     source, target = infer_language_pair(split_paths(flags.data)[0])
@@ -78,7 +78,10 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
     """
     num_shards = getattr(flags, "num_shards", 1)
     shard_id = getattr(flags, "shard_id", 0)
-    if num_shards == 1 and shard_id == 0:
+    has_several_shards = num_shards != 1 or shard_id != 0
+    # Of fairseq's commands, only fairseq-generate and fairseq-interactive have --beam.
+    translates = hasattr(flags, "beam")
+    if not has_several_shards or not translates:
         return
     if num_shards < 1:
         raise SynthesizerError(f"--num-shards {num_shards}: must be at least 1")
@@ -86,11 +89,7 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
         raise SynthesizerError(
             f"--shard-id {shard_id}: must be from 0 to {num_shards - 1} with --num-shards {num_shards}"
         )
-    # Each command has flags that only it has, or only commands of its kind.
-    translates = hasattr(flags, "beam")
-    if not translates:
-        return
-    is_interactive = hasattr(flags, "buffer_size")
+    is_interactive = hasattr(flags, "buffer_size")  # only fairseq-interactive has --buffer-size
     if is_interactive:
         raise SynthesizerError(
             f"--num-shards {num_shards}: fairseq-interactive translates all of its input; give each process its own "
@@ -111,9 +110,10 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
     is_needed=lambda: "add_args" in vars(DenoisingTask),
 )
 def share_flags_with_the_model(original: Callable[..., Any], parser: argparse.ArgumentParser) -> None:
-    """Replaces ``DenoisingTask.add_args`` (``original``): skips flags that the model has added to the parser already.
+    """Replaces ``DenoisingTask.add_args`` (``original``): accepts flags that the model has added to the parser already.
 
-    Without the replacement, argparse refuses to add the same flag twice. The flag gets the default of the task.
+    Without the replacement, argparse refuses to add the same flag twice. With it, the flag of the model remains, and
+    gets the default of the task.
     """
 
     def add_argument(flag: str, **settings: Any) -> None:

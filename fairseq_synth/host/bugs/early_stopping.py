@@ -5,7 +5,6 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import fairseq.checkpoint_utils
@@ -83,14 +82,13 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
     number of validations since then only in memory. The replacement adds them to `extra_state`, and `resume_patience`
     reads them again.
     """
-    # If there are two modules, the second one, ``__main__``, runs the training. Its count replaces that of the first.
-    for module in training_modules():
-        # fairseq keeps the count in attributes of its function should_stop_early
-        best_score = getattr(module.should_stop_early, "best", None)
-        if best_score is not None:
+    for should_stop_early in find_patience_counters():
+        best_score = getattr(should_stop_early, "best", None)
+        is_counting = best_score is not None
+        if is_counting:
             extra_state[STATE] = {
                 "best": float(best_score),
-                "num_runs": module.should_stop_early.num_runs,
+                "num_runs": should_stop_early.num_runs,
                 "metric": self.cfg.checkpoint.best_checkpoint_metric,
             }
     return original(self, filename, extra_state)
@@ -115,15 +113,17 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
     # This must look at the files and flags as they are before the checkpoint is loaded.
     is_new_training = begins_new_training(cfg, trainer)
     extra_state, batches = original(cfg, trainer, **kwargs)
-    if is_new_training or extra_state is None:
-        saved_patience = None
-    else:
+    has_checkpoint = extra_state is not None
+    saved_patience = None
+    if has_checkpoint and not is_new_training:
         saved_patience = find_saved_patience(extra_state, metric=cfg.best_checkpoint_metric)
-    for module in training_modules():
-        # fairseq keeps the count in attributes of this function.
-        restore_patience(module.should_stop_early, saved_patience)
-    if saved_patience is not None and 0 < cfg.patience <= saved_patience["num_runs"]:
-        validations = saved_patience["num_runs"]
+    for should_stop_early in find_patience_counters():
+        restore_patience(should_stop_early, saved_patience)
+    if saved_patience is None:
+        return extra_state, batches
+    validations = saved_patience["num_runs"]
+    has_patience_limit = cfg.patience > 0
+    if has_patience_limit and validations >= cfg.patience:
         logger.info(f"nothing to do: the last {validations} validations were no better, --patience is {cfg.patience}")
         return extra_state, NoEpochLeft(batches)
     return extra_state, batches
@@ -172,13 +172,19 @@ def restore_patience(should_stop_early: Any, saved_patience: dict[str, Any] | No
         del should_stop_early.best  # Without it, fairseq sets both attributes anew after the next validation.
 
 
-def training_modules() -> list[ModuleType]:
-    """Returns the loaded copies of the module ``fairseq_cli.train``, which has the function ``should_stop_early``.
+def find_patience_counters() -> list[Any]:
+    """Returns fairseq's function ``should_stop_early``, in whose attributes fairseq keeps the count of ``--patience``.
 
-    In ``python -m fairseq_cli.train``, the copy that runs has the name ``__main__``.
+    There can be two copies of this function. ``python -m fairseq_cli.train`` runs the module ``fairseq_cli.train`` by
+    the name ``__main__``, and another program may import the same module by its own name. Only the copy that runs the
+    training counts. If both have counted, the copy in ``__main__``, which is the last one of the list, is right.
     """
-    candidates = [sys.modules.get("fairseq_cli.train"), sys.modules.get("__main__")]
-    return [module for module in candidates if module is not None and hasattr(module, "should_stop_early")]
+    counters = []
+    for module_name in ("fairseq_cli.train", "__main__"):
+        module = sys.modules.get(module_name)
+        if hasattr(module, "should_stop_early"):
+            counters.append(module.should_stop_early)
+    return counters
 
 
 @repair(
@@ -202,11 +208,12 @@ def refuse_epoch_without_update(
     Args:
         original: fairseq's constructor.
         self: the new iterator.
-        iterable: the batches of an epoch. With ``--skip-remainder-batch``, fairseq has left out the last one already.
+        iterable: the batches of an epoch. With ``--skip-remainder-batch``, the last batch of the epoch is not among
+            them, because fairseq has left it out already.
         chunk_size: the number of batches in an update, ``--update-freq``.
         skip_remainder_batch: the flag of this name.
     """
-    # The batches without the last one of the epoch. They are counted here because the original shortens `iterable`.
+    # They are counted now, because the original removes batches from `iterable`.
     number_of_batches = len(iterable)
     original(self, iterable, chunk_size, skip_remainder_batch=skip_remainder_batch)
     if skip_remainder_batch and not self.has_next():

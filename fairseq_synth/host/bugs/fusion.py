@@ -1,9 +1,10 @@
 """Repairs of ``--lm-path``: translation with the help of a language model (shallow fusion)."""
 
+import contextlib
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,13 +57,16 @@ def load_language_model_with_target_words(
         task: the translation task, or None.
         args, kwargs: the other arguments of fairseq's function.
     """
-    if task is not None:
+    is_translation_model = task is not None
+    if is_translation_model:
         LastTranslation.target_dictionary = get_target_dictionary(task)
-        return original(filenames, arg_overrides, task, *args, **kwargs)
     target_dictionary = LastTranslation.target_dictionary
-    if target_dictionary is None or not is_called_by_fairseq_command():
+    is_language_model = not is_translation_model and target_dictionary is not None and is_called_by_fairseq_command()
+    if not is_language_model:
         return original(filenames, arg_overrides, task, *args, **kwargs)
-    return load_language_model(original, path=filenames[0], dictionary=target_dictionary, overrides=arg_overrides or {})
+    # For --lm-path, fairseq-generate passes one file and no other arguments.
+    (path,) = filenames
+    return load_language_model(original, path, dictionary=target_dictionary, overrides=arg_overrides or {})
 
 
 def is_called_by_fairseq_command() -> bool:
@@ -120,17 +124,22 @@ def load_prepared_language_model(path: str, dictionary: Dictionary, translation_
         translation_model: the language model gets its device and type of numbers.
         flags: the flags of the search.
     """
-    load_model_ensemble = fairseq.checkpoint_utils.load_model_ensemble
-    # If the function is replaced by load_language_model_with_target_words, take fairseq's own, because the dictionary
-    # is known here and need not be remembered. The original is in `__wrapped__`, which functools.wraps has set.
-    load_model_ensemble = getattr(load_model_ensemble, "__wrapped__", load_model_ensemble)
-    language_models, _config = load_language_model(load_model_ensemble, path, dictionary, overrides={})
-    language_model = language_models[0]
+    language_models, _config = load_language_model(original_load_model_ensemble(), path, dictionary, overrides={})
+    (language_model,) = language_models
     weight = next(translation_model.parameters())
     language_model.to(device=weight.device, dtype=weight.dtype)
     # This method reads only two parts of fairseq's config: the flags of the search and those of the task.
     language_model.prepare_for_inference_(SimpleNamespace(generation=flags, task=None))
     return language_model
+
+
+def original_load_model_ensemble() -> Callable[..., Any]:
+    """Returns fairseq's own function ``load_model_ensemble``, even if `load_language_model_with_target_words` is there.
+
+    A repaired function has fairseq's own function in its attribute ``__wrapped__``, which functools.wraps sets.
+    """
+    current_function = fairseq.checkpoint_utils.load_model_ensemble
+    return getattr(current_function, "__wrapped__", current_function)
 
 
 def get_target_dictionary(task: Any) -> Dictionary | None:
@@ -163,20 +172,29 @@ def load_language_model(
     """
     if not PathManager.exists(path):
         raise SynthesizerError(f"--lm-path {path}: no such file; give the checkpoint of a language model")
-    settings = {name: value for name, value in overrides.items() if name != "data"}
-    try:
-        state = fairseq.checkpoint_utils.load_checkpoint_to_cpu(path, settings)
+    other_settings = {name: value for name, value in overrides.items() if name != "data"}
+    with errors_name_the_flag(path):
+        state = fairseq.checkpoint_utils.load_checkpoint_to_cpu(path, other_settings)
         check_dictionary(path, data=recorded_data(state), dictionary=dictionary)
         with tempfile.TemporaryDirectory() as folder:
             dictionary.save(os.path.join(folder, "dict.txt"))
-            # With `state`, fairseq reads no file and takes the settings from `state`, so the folder is set there. It is
-            # also passed on as an override, like all other settings that replace those of the checkpoint.
+            # fairseq takes some settings from `state` and some from the overrides, so both get the folder.
             set_data(state, folder)
-            return load_model_ensemble([path], {**settings, "data": folder}, None, state=state)
+            return load_model_ensemble([path], {**other_settings, "data": folder}, None, state=state)
+
+
+@contextlib.contextmanager
+def errors_name_the_flag(path: str) -> Iterator[None]:
+    """Adds the flag ``--lm-path`` to the line of an error that is raised in the body of the with statement.
+
+    An error that has the flag in its line already, or that is shown with its traceback and not as a line, is raised as
+    it is.
+    """
+    try:
+        yield
     except Exception as error:
         line = explain(error)  # None for an error that needs its traceback
-        names_the_flag = line is not None and "--lm-path" in line  # as the errors of `check_dictionary` do
-        if line is None or names_the_flag:
+        if line is None or "--lm-path" in line:
             raise
         raise SynthesizerError(f"--lm-path {path}: {line}") from error
 

@@ -42,6 +42,8 @@ def forbid_repeated_ngrams() -> bool:
 def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
     """Forbids each next token that would complete an n-gram which the output already has.
 
+    For example, with n = 3, an output "a b c a b" may not go on with "c".
+
     Args:
         self: fairseq's NGramRepeatBlock, which has n as ``no_repeat_ngram_size``.
         tokens: (hypotheses, longest output + 2), the end of sentence, then the output so far, then padding.
@@ -56,6 +58,7 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     n = self.no_repeat_ngram_size
     if step < n:
         return lprobs
+    # With n = 1, the beginnings are empty and so all equal: each token of the output is forbidden, as it should be.
     output = tokens[:, 1 : step + 1]  # (hypotheses, step)
     ngrams = output.unfold(1, n, 1)  # (hypotheses, step - n + 1, n), all n-grams of the output
     beginnings = ngrams[:, :, : n - 1]  # (hypotheses, step - n + 1, n - 1), each n-gram without its last token

@@ -59,8 +59,8 @@ def explain_unreadable(error: Exception) -> str:
         )
     if isinstance(error, pickle.UnpicklingError):
         # the line with "Unsupported" has the reason; the lines before it advise to load the file without a check
-        reason = first_line(error, marker="Unsupported")
-        return f"refused, it is damaged or no checkpoint of torch ({reason}); take one that you trust"
+        reason_of_loader = first_line(error, marker="Unsupported")
+        return f"refused, it is damaged or no checkpoint of torch ({reason_of_loader}); take one that you trust"
 
     # Any other error: in torch, the file could not be read; in fairseq, it was read but has other contents.
     kind = type(error).__name__

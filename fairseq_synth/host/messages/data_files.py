@@ -74,7 +74,7 @@ def read_data_size(index_file: str) -> int | None:
     Raises struct.error or ValueError if the index is cut short.
     """
     with open(index_file, "rb") as file:
-        # Each format has its own first bytes. So many are read as the longer of the two has.
+        # An index starts with the bytes that name its format. MMAP_MAGIC is the longer one of the two names.
         start = file.read(len(MMAP_MAGIC))
         if start == MMAP_MAGIC:
             return read_mmap_size(file)

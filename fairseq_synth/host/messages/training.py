@@ -89,15 +89,9 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     size = dataset.size(first)
     lengths = size if isinstance(size, tuple) else (size,)
     limit = f"max_positions={limits}"
-    hint = length_hint(limit)  # empty if none of the limits is that of a Synthesizer
+    hint = length_hint(limit)
     is_synthesizers_limit = hint != ""
-    # If a sentence does not fit into a batch, a larger limit of the model would not help, so this advice comes first.
-    if max_tokens is not None and max(lengths) > max_tokens:
-        advice = f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
-    elif is_synthesizers_limit:
-        advice = "--synth-max-length: train with a larger one; "
-    else:
-        advice = ""
+    advice = advise_on_length(max(lengths), max_tokens, is_synthesizers_limit)
     tokens = ", ".join(str(int(length)) for length in lengths)
     # "skip this example with --skip-..." are fairseq's own words, which scripts may look for
     raise SynthesizerError(
@@ -105,6 +99,22 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
         f"(its tokens: {tokens}; {limit}); shorten each, or skip this example with "
         f"--skip-invalid-size-inputs-valid-test{hint}"
     )
+
+
+def advise_on_length(length: int, max_tokens: int | None, is_synthesizers_limit: bool) -> str:
+    """Returns the beginning of an error line, which says how sentences that are too long can be used; or nothing.
+
+    Args:
+        length: the length of a sentence that is too long, in tokens.
+        max_tokens: the value of ``--max-tokens-valid``.
+        is_synthesizers_limit: whether the sentence is longer than ``--synth-max-length``.
+    """
+    if max_tokens is not None and length > max_tokens:
+        # The sentence does not fit into a batch, so a larger limit of the model alone would not help.
+        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
+    if is_synthesizers_limit:
+        return "--synth-max-length: train with a larger one; "
+    return ""
 
 
 @repair(

@@ -111,8 +111,8 @@ def keep_last_batch(
     if len(indices) == 0:
         return []
     batches = list(original(indices, *args, **kwargs))
-    arguments = inspect.signature(original).bind(indices, *args, **kwargs).arguments
-    if arguments.get("fixed_shapes") is not None:
+    fixed_shapes = get_argument("fixed_shapes", original, indices, *args, **kwargs)
+    if fixed_shapes is not None:
         return batches  # batches of fixed shapes are formed in another way, which leaves out no sentence
     # fairseq puts the sentences into batches in the order of `indices`, so those that are left out are at the end.
     sentences_in_batches = sum(len(batch) for batch in batches)
@@ -120,6 +120,14 @@ def keep_last_batch(
     if len(left_out) > 0:
         batches.append(left_out)
     return batches
+
+
+def get_argument(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Returns the argument called `name` of the call ``function(*args, **kwargs)``; None if the call does not have it.
+
+    It does not matter whether the call passes the argument by position or by name.
+    """
+    return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
 
 
 @repair(
@@ -175,9 +183,13 @@ def shorten_padding(dataset: LanguagePairDataset, max_source_length: float, max_
         shorten_padding_of_side(dataset.tgt, lengths=lengths[:, 1], max_length=max_target_length)
     else:
         shorten_padding_of_side(dataset.src, lengths=lengths, max_length=max_source_length)
-    # fairseq has computed these two attributes from the padded lengths, to form batches. A bucket is a pair of shapes
-    # there; the first is None, and the second is the number of tokens of each of its sentences.
+    update_buckets(dataset)
+
+
+def update_buckets(dataset: LanguagePairDataset) -> None:
+    """Computes the buckets of a data set again, as the constructor of LanguagePairDataset does, from padded lengths."""
     dataset.bucketed_num_tokens = dataset.num_tokens_vec(np.arange(len(dataset)))
+    # fairseq has a pair for each bucket: None, and the number of tokens that its sentences are padded to.
     dataset.buckets = [(None, num_tokens) for num_tokens in np.unique(dataset.bucketed_num_tokens)]
 
 
@@ -258,8 +270,7 @@ def refuse_rows_left_out(
     rows that are longer than the model's limit. If the limit is below ``--tokens-per-sample``, only the last row of the
     text, which may be shorter, would be scored. The replacement raises SynthesizerError instead.
     """
-    arguments = inspect.signature(original).bind(self, dataset, *args, **kwargs).arguments
-    limit = arguments.get("max_positions")
+    limit = get_argument("max_positions", original, self, dataset, *args, **kwargs)
     if isinstance(limit, int):  # a language model has a single limit; None is no limit
         check_row_lengths(self, dataset, limit)
     return original(self, dataset, *args, **kwargs)

@@ -61,18 +61,19 @@ def allow_checkpoint_types() -> bool:
     """Allows torch's safe loader to load two kinds of harmless values that fairseq's checkpoints contain.
 
     The checkpoint of a stock model contains an ``argparse.Namespace``. The checkpoint of a training with
-    ``--eval-bleu`` contains numpy arrays, with the counts of BLEU. Without the repair, loading them ends in an
-    UnpicklingError about ``weights_only=True``.
+    ``--eval-bleu`` contains numpy arrays, with the counts of BLEU. If these types are not allowed, loading them ends in
+    an UnpicklingError about ``weights_only=True``.
 
     Returns:
-        True if the types are allowed now; False if they were allowed before, or if this torch has no list of types.
+        True if the types are allowed now; False if all were allowed before, or if this torch has no list of types.
     """
     if not has_allow_list():
         return False
-    is_allowed_already = argparse.Namespace in torch.serialization.get_safe_globals()
-    if is_allowed_already:
+    allowed_types = torch.serialization.get_safe_globals()
+    missing_types = [item for item in [argparse.Namespace, *numpy_types()] if item not in allowed_types]
+    if not missing_types:
         return False
-    torch.serialization.add_safe_globals([argparse.Namespace, *numpy_types()])
+    torch.serialization.add_safe_globals(missing_types)
     return True
 
 
@@ -85,9 +86,10 @@ def numpy_types() -> list[Any]:
     # numpy has a class of its own for each dtype. These two have no public name in all versions of numpy.
     dtype_classes = [type(np.dtype("int64")), type(np.dtype("float64"))]
     types: list[Any] = [np.ndarray, np.dtype, *dtype_classes]
-    # The functions that pickle calls to make an array and a number again. `__reduce__` returns such a function first.
-    make_array: Any = np.zeros(1).__reduce__()[0]
-    make_number: Any = np.float64(0).__reduce__()[0]
+    # pickle restores an array by numpy's function `_reconstruct`, and a number by `scalar`. `__reduce__` tells pickle
+    # what to call: it returns the function, its arguments, and more that does not matter here.
+    make_array, *_ = np.zeros(1).__reduce__()
+    make_number, *_ = np.float64(0).__reduce__()
     for function in (make_array, make_number):
         types.append(function)
         # The module of these functions has another name in numpy 1 than in numpy 2, and the file may be of either.

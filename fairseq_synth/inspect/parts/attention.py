@@ -35,7 +35,7 @@ def measure(inspection: Inspection) -> None:
     weights. The results of the model get ``sentences``, the weights for a few single sentences.
     """
     pad = padding_index(inspection.loaded)
-    trained_values = read_heads(inspection, pad)
+    trained_values = measure_heads(inspection, pad)
     initial_values: Samples = {"logits": {}, "weights": {}}
     if inspection.initial_model is not None:
         initial_values = sample_values(inspection.initial_model, inspection.batches, pad, "initial attention")
@@ -70,19 +70,16 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
 
     Args:
         model: the model.
-        positions: for how many tokens. There are fewer if the model takes no more.
+        positions: T, the number of tokens; or the longest sentence of the model, if it is shorter.
 
     Returns:
-        {attention: weights (H, T, T)}.
+        {attention: weights (H, T, T)}. All of them are self-attentions, as cross-attention depends on the input.
     """
     stacks = find_stacks(model)
     result = {}
     for attention in attentions(model):
-        max_length = getattr(stacks[attention.stack], "max_length", None)
-        if max_length:
-            length = min(positions, int(max_length))
-        else:  # the model has no limit
-            length = positions
+        longest_sentence = getattr(stacks[attention.stack], "max_length", None)  # None: of any length
+        length = min(positions, int(longest_sentence or positions))
         logits = attention.logits_without_input(length)
         if logits is not None:
             result[attention.name] = sentence_weights(logits, causal=attention.stack == "decoder")
@@ -196,11 +193,11 @@ class HeadMetrics:
                 sums[metric] = values
 
 
-def read_heads(inspection: Inspection, pad: int) -> Samples:
+def measure_heads(inspection: Inspection, pad: int) -> Samples:
     """Measures all heads of the trained model on the data, and adds the results to those of the attentions.
 
-    These are the metrics of `describe_weights`, cumulative singular values and the dependence on words, as means over
-    the sentences; and the mean weights by position as ``pattern``.
+    The results are the metrics of `describe_weights`, cumulative singular values and the dependence on words, as means
+    over the sentences; and the mean weights by position as ``pattern``.
 
     Args:
         inspection: the inspection, with data.
@@ -213,14 +210,14 @@ def read_heads(inspection: Inspection, pad: int) -> Samples:
     metrics = HeadMetrics()
     sampler = ValueSampler()
 
-    def add_to_both(reading: SentenceReading) -> None:
+    def add_to_metrics_and_sampler(reading: SentenceReading) -> None:
         """Adds one attention for one sentence to the metrics and to the values for histograms."""
         weights = sentence_weights(reading.logits, reading.causal)
         sampler.add(reading, weights)
         metrics.add_sentence(reading, weights)
 
     for batch in progress(inspection.batches, "trained attention"):
-        read_sentences(model, batch, pad, add_to_both)
+        read_sentences(model, batch, pad, add_to_metrics_and_sampler)
     # The dependence on words compares each sentence with the mean over all sentences, which is known only now.
     for batch in progress(inspection.batches, "words or positions"):
         read_sentences(model, batch, pad, metrics.add_word_dependence)
@@ -237,16 +234,17 @@ def add_head_results(inspection: Inspection, metrics: HeadMetrics) -> None:
     """
     num_sentences = sum(len(batch["id"]) for batch in inspection.batches)
     positions = inspection.options.positions
+    constant_weights = weights_without_input(inspection.loaded.model, positions)
     for name, sums in metrics.sums.items():
         results = inspection.attention_results[name]
         for metric, total in sums.items():
             results[metric] = round_floats(total / num_sentences)
-        mean_weights = metrics.mean_weights[name].mean_of_first(rows=positions, columns=positions)
-        results["pattern"] = to_thousandths(mean_weights)
-    # This overwrites the pattern of attentions whose weights do not depend on the input. Their weights are shown for
-    # all positions, not only for those that a sentence has.
-    for name, weights in weights_without_input(inspection.loaded.model, positions).items():
-        inspection.attention_results[name]["pattern"] = to_thousandths(weights)
+        if name in constant_weights:
+            # Weights that do not depend on the input are shown for all positions, not only for those of a sentence.
+            weights = constant_weights[name]
+        else:
+            weights = metrics.mean_weights[name].mean_of_first(rows=positions, columns=positions)
+        results["pattern"] = to_thousandths(weights)
 
 
 # ---- single sentences
@@ -275,6 +273,7 @@ def read_single_sentences(inspection: Inspection, pad: int) -> list[Results]:
         for batch_row, number in enumerate(batch["id"].tolist()):
             is_long = count_longer_side(batch, batch_row, pad) > LONGEST_SHOWN
             candidates.append(SentenceInBatch(is_long, number, batch, batch_row))
+    # False comes before True, so the sentences that fit a picture come first, in the order of the data.
     candidates.sort(key=lambda sentence: (sentence.is_long, sentence.number))
     return [read_single_sentence(inspection.loaded, sentence, pad) for sentence in candidates[:SHOWN_SENTENCES]]
 
@@ -295,6 +294,7 @@ def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) ->
 
     def keep_weights(reading: SentenceReading) -> None:
         """Keeps the weights of one attention, unless they are those of another sentence of the batch."""
+        # `reading.logits` have no rows or columns of padding.
         if reading.batch_row == sentence.batch_row:
             head_weights = sentence_weights(reading.logits, reading.causal)
             weights[reading.attention.name] = to_thousandths(head_weights)

@@ -113,7 +113,7 @@ def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) 
         branches: the branches of the layers that are in use.
     """
     outputs: list[LayerOutput] = []
-    with layer_outputs(model, outputs.append, skip=branches.skip, feed_forward=branches.feed_forward):
+    with layer_outputs(model, outputs.append, keep_skip=branches.skip, keep_feed_forward=branches.feed_forward):
         model(**batch["net_input"])
     distances = []
     for output in outputs:

@@ -41,12 +41,16 @@ def measure(inspection: Inspection) -> None:
     loaded = inspection.loaded
     averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(inspection))
     longest = inspection.longest_sentence()
-    logits = {name: constants.matrix(longest) for name, constants in averages.constants.items()}
-    losses = words.losses_without_words(loaded, inspection.batches, logits, list_self_attention_heads(inspection))
-    add_increases(inspection, losses)  # adds ``without_words``
+    # {self-attention: the logits that replace those of its heads, (H, longest, longest)}
+    position_logits = {name: constants.matrix(longest) for name, constants in averages.constants.items()}
+
+    all_heads = list_self_attention_heads(inspection)
+    losses_of_single_heads = words.losses_without_words(loaded, inspection.batches, position_logits, all_heads)
+    add_increases(inspection, losses_of_single_heads)  # adds ``without_words``
+
     replaced_heads = []
     losses_so_far = [inspection.loss]
-    for replaced in words.cheapest_first(loaded, inspection.batches, logits, losses):
+    for replaced in words.cheapest_first(loaded, inspection.batches, position_logits, losses_of_single_heads):
         replaced_heads.append(replaced.head)
         losses_so_far.append(replaced.loss)
     inspection.results["words"] = round_floats(
