@@ -3,20 +3,15 @@
 Triton's interpreter runs the kernels. By default a few cases run; ``--kernels`` runs every variant in every case.
 """
 
-import contextlib
 import copy
 
 import pytest
 import torch
-from helpers import (
-    VARIANTS,
-    compute_logits,
-    make_synth,
-    pad_batch,
-)
+from helpers import VARIANTS, compute_logits, make_synth, pad_batch
 
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.computations import kernels
+from fairseq_synth.computations.kernels.check import Comparison
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
@@ -31,11 +26,16 @@ SENTENCES = [[5, 6, 7, 8, 9, 2], [10, 11, 2]]
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    """The kernels run on the CPU, and what earlier tests have planned is forgotten."""
+    """Runs the kernels on the CPU, without the plans of earlier tests."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(kernels, "CHECKED", set())  # the comparison of a first call changes no result
+    monkeypatch.setattr(kernels, "CHECKED", set())
     kernels.find_plan.cache_clear()
     kernels.device_fits.cache_clear()
+
+
+def skip_comparison(monkeypatch):
+    """Leaves out the comparison of each first call with the definition, which takes the interpreter as long again."""
+    monkeypatch.setattr(kernels, "compare", lambda *_: Comparison(is_finite=True, difference=""))
 
 
 def add_hooks(model):
@@ -48,14 +48,19 @@ def add_hooks(model):
 
 
 def compute_results(model, switch, with_gradients, monkeypatch):
-    """Returns the logits of a copy of a model, and the gradients of its parameters by their names."""
+    """Returns the logits of a copy of a model, and the gradients of its parameters by their names.
+
+    `switch` is "1" with the kernels and "0" without them.
+    """
     monkeypatch.setattr(kernels, "SWITCH", switch)
     torch.manual_seed(1)
     model = copy.deepcopy(model)  # quantisation noise changes the weights in each pass
-    source, target = pad_batch(SENTENCES, left=True), pad_batch(SENTENCES, left=False)
-    with contextlib.nullcontext() if with_gradients else torch.no_grad():
+    source = pad_batch(SENTENCES, left=True)
+    target = pad_batch(SENTENCES, left=False)
+    with torch.set_grad_enabled(with_gradients):
         logits, tokens = compute_logits(model, source, target)
-    logits = logits.masked_fill((tokens == 1).unsqueeze(-1), 0.0)  # what stands at padding is nobody's business
+    is_padding = (tokens == 1).unsqueeze(-1)
+    logits = logits.masked_fill(is_padding, 0.0)  # the values at padding do not matter
     results = {"logits": logits.detach()}
     if with_gradients:
         logits.square().sum().backward()
@@ -75,14 +80,12 @@ def check_model(model, monkeypatch, with_gradients=True):
         run(launch, tensors)
 
     monkeypatch.setattr(kernels, "run", count)
-    found = compute_results(model, "1", with_gradients, monkeypatch)
+    results = compute_results(model, "1", with_gradients, monkeypatch)
     assert launched
     launched.clear()
     expected = compute_results(model, "0", with_gradients, monkeypatch)
     assert not launched
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(results, expected, atol=1e-4, rtol=1e-4)  # its message has the name of the tensor
 
 
 def training(spec, kind):
@@ -124,6 +127,8 @@ def test_translation_is_the_same_with_the_kernels(spec, case, request, monkeypat
     is_default = (spec, case) in BY_DEFAULT
     if not (is_default or request.config.getoption("--kernels") or request.config.getoption("--all")):
         pytest.skip("takes long without a GPU: --kernels")
+    if case is not training:  # one case shows that the comparison changes no result
+        skip_comparison(monkeypatch)
     model = case(spec, "translation")
     check_model(model, monkeypatch, with_gradients=case is not generation)
     if case is evaluation:
@@ -138,6 +143,7 @@ def test_other_models_are_the_same_with_the_kernels(spec, kind, case, request, m
     is_chosen = request.config.getoption("--all") and spec == GROUPS
     if not (is_chosen or request.config.getoption("--kernels")):
         pytest.skip("takes long without a GPU: --kernels")
+    skip_comparison(monkeypatch)
     model = case(spec, kind)
     check_model(model, monkeypatch, with_gradients=case is not generation)
     if case is evaluation:

@@ -36,7 +36,7 @@ SUMMANDS = WeightRows._fields
 
 
 class Layout(NamedTuple):
-    """Everything that the launches of a call depend on. A size is 0 if there is no such summand."""
+    """Everything that the launches of a call depend on."""
 
     device: torch.device
     dtypes: tuple[torch.dtype, ...]  # the types of the tensors, in the order of `NAMES`
@@ -44,23 +44,24 @@ class Layout(NamedTuple):
     bsz: int  # sentences, B
     num_heads: int  # H
     value_width: int  # features of a value in each head
-    query_width: int  # features of a query, and of a key that differs by sentence
-    shared_width: int  # features of a key that all sentences share, and of the tensor x that it is multiplied by
-    left_width: int  # features of the left factor of an outer product
-    right_width: int  # features of the right factor
-    shared_key_rows: int  # rows that the parameter with the shared keys has in each head, at least T
-    row_columns: int  # columns that the parameter with the row c has, at least T
-    matrix_rows: int  # rows and columns that the parameter with the matrix R has in each head
-    matrix_columns: int
-    is_by_distance: bool  # the matrix is given by its values by distance, 2 m + 1 for each head
-    number_of_weights: int  # M
     weight_rows: WeightRows
-    scale: float  # the factor that the product of queries and keys is multiplied by
     has_hidden: bool  # whether there is a padding mask
     is_causal: bool
     has_dropout: bool
     dropout: float
     wanted: tuple[str, ...]  # names of the tensors that need a gradient
+    # The sizes of a summand that does not occur are 0.
+    query_width: int = 0  # features of a query, and of a key that differs by sentence
+    scale: float = 1.0  # the factor that the product of queries and keys is multiplied by
+    shared_width: int = 0  # features of a key that all sentences share, and of the tensor x that it is multiplied by
+    shared_key_rows: int = 0  # rows that the parameter with the shared keys has in each head, at least T
+    left_width: int = 0  # features of the left factor of an outer product
+    right_width: int = 0  # features of the right factor
+    row_columns: int = 0  # columns that the parameter with the row c has, at least T
+    matrix_rows: int = 0  # rows and columns that the parameter with the matrix R has in each head
+    matrix_columns: int = 0
+    is_by_distance: bool = False  # the matrix is given by its values by distance, 2 m + 1 for each head
+    number_of_weights: int = 0  # M
 
     def tiles(self) -> list[str]:
         """Returns the summands of the logits that take registers for a whole tile."""

@@ -84,9 +84,9 @@ class Whole(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights (M, H) of a mixture, None without any, and which row is the weight of which summand."""
+    """The weights of a mixture, and which row is the weight of which summand."""
 
-    tensor: Tensor | None
+    tensor: Tensor  # (M, H)
     rows: WeightRows
 
 
@@ -103,12 +103,14 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
     else:
         summands = sort_products(logits.products)
     summands.outer.extend(logits.outers)
+    # Diagonals are a matrix that is the same for all sentences, given by one value for each distance.
     summands.matrices.extend(logits.diagonals)
     for bias in logits.biases:
-        is_shared_by_rows = bias.bias.size(2) < length
-        if bias.bias.size(0) > 1:
+        differs_by_sentence = bias.bias.size(0) > 1
+        has_one_row_for_all = bias.bias.size(2) < length
+        if differs_by_sentence:
             summands.others.append(bias)
-        elif is_shared_by_rows:
+        elif has_one_row_for_all:
             summands.rows.append(bias)
         else:
             summands.matrices.append(bias)
@@ -116,7 +118,15 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
 
 
 def sort_products(products: list[Product]) -> Summands:
-    """Returns summands with the inner products only. Their places depend on which factors all sentences share."""
+    """Returns summands with the inner products only.
+
+    A factor that all sentences share has a single one, ``factor.size(0) == 1``. So there are four kinds of products:
+
+    - Queries and keys differ by sentence, as in vanilla: ``inner``.
+    - Only the keys are shared, as in dense, where W2 takes the place of the keys: ``shared_keys``.
+    - Both are shared, as in factorized random, where R1 R2^T is a matrix for all sentences: ``matrices``.
+    - Only the queries are shared, which no function of the paper does: ``others``.
+    """
     summands = Summands(inner=[], shared_keys=[], outer=[], rows=[], matrices=[], others=[])
     for product in products:
         is_query_shared = product.query.size(0) == 1
@@ -142,6 +152,9 @@ def sort_products_of_one_sentence(products: list[Product]) -> Summands:
     return Summands(inner=products[-1:], shared_keys=products[-2:-1], outer=[], rows=[], matrices=matrices, others=[])
 
 
+# ---- the tensors and the layout of a call
+
+
 def prepare_call(
     logits: Logits,
     value: Tensor,
@@ -150,68 +163,126 @@ def prepare_call(
     dropout: float,
     summands: Summands,
 ) -> Call:
-    """Returns the tensors of a call that the kernels take, and the layout of the call."""
-    bsz, heads, length, width = value.size()
-    tensors: dict[str, Tensor] = {}  # filled in the order of `launches.NAMES`
-    query_width = shared_width = left = right = w_rows = c_columns = r_rows = r_columns = 0
-    scale = 1.0
-    if summands.inner:
-        (product,) = summands.inner
-        query_width, scale = product.query.size(3), product.scale
-        tensors["packed"] = pack([product.query, product.key, value])
-    else:
-        tensors["packed"] = pack([value])
-    if summands.shared_keys:
-        (product,) = summands.shared_keys
-        query = product.query if product.scale == 1.0 else product.query * product.scale
-        tensors["x"] = order_by_head(query, bsz, heads, value.dtype)
-        tensors["w"], w_rows, shared_width = read_shared_keys(product.key, heads)
-    if summands.outer:
-        (outer,) = summands.outer
-        factors, left = repeat_left_factor(outer, length)
-        right = factors.size(3) - left
-        tensors["pair"] = order_by_head(factors, bsz, heads, value.dtype)
-    if summands.rows:
-        (row,) = summands.rows
-        tensors["c"], _, c_columns = read_whole(row.bias, heads)
-    if summands.matrices:
-        tensors["r"], r_rows, r_columns = read_matrix(summands.matrices, heads, length)
-    weights = read_weights(summands, heads)
-    if weights.tensor is not None:
-        tensors["weights"] = weights.tensor
+    """Returns the tensors of a call that the kernels take, and the layout of the call.
+
+    The arguments are those of `computations.attend`, and the sorted terms of the logits.
+    """
+    reader = CallReader(value)
+    # This is the order of `launches.NAMES`.
+    reader.read_projections(summands.inner)
+    reader.read_shared_keys(summands.shared_keys)
+    reader.read_outer_product(summands.outer)
+    reader.read_row(summands.rows)
+    reader.read_matrix(summands.matrices)
+    weight_rows = reader.read_weights(summands)
+    tensors = reader.tensors
     layout = Layout(
         device=value.device,
         dtypes=tuple([tensor.dtype for tensor in tensors.values()]),
-        length=length,
-        bsz=bsz,
-        num_heads=heads,
-        value_width=width,
-        query_width=query_width,
-        shared_width=shared_width,
-        left_width=left,
-        right_width=right,
-        shared_key_rows=w_rows,
-        row_columns=c_columns,
-        matrix_rows=r_rows,
-        matrix_columns=r_columns,
-        is_by_distance=len(summands.matrices) == 1 and isinstance(summands.matrices[0], Diagonals),
-        number_of_weights=0 if weights.tensor is None else weights.tensor.size(0),
-        weight_rows=weights.rows,
-        scale=scale,
+        length=value.size(2),
+        bsz=value.size(0),
+        num_heads=value.size(1),
+        value_width=value.size(3),
+        weight_rows=weight_rows,
         has_hidden=key_padding_mask is not None,
         is_causal=attn_mask is not None,
         has_dropout=dropout > 0,
         dropout=dropout,
         wanted=tuple([name for name, tensor in tensors.items() if tensor.requires_grad]),
+        **reader.sizes,
     )
     return Call(logits, value, key_padding_mask, attn_mask, layout, align_memory(list(tensors.values())))
+
+
+class CallReader:
+    """Collects what the kernels read for a call, summand by summand.
+
+    Each method takes the terms of one place in `Summands`, of which there is at most one but for matrices.
+
+    Attributes:
+        tensors: {name in `launches.NAMES`: tensor}, for the tensors that there are.
+        sizes: Fields of `Layout`. Those of a summand that does not occur keep their defaults.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        """Starts without a tensor. `value`: V, (B, H, T, d_h)."""
+        self.value = value
+        self.bsz, self.heads, self.length, _ = value.size()
+        self.tensors: dict[str, Tensor] = {}
+        self.sizes: dict[str, Any] = {}
+
+    def read_projections(self, products: list[Product]) -> None:
+        """Reads the values, together with the queries and keys of a product if there are any."""
+        if not products:
+            self.tensors["packed"] = pack([self.value])
+            return
+        (product,) = products
+        self.tensors["packed"] = pack([product.query, product.key, self.value])
+        self.sizes["query_width"] = product.query.size(3)
+        self.sizes["scale"] = product.scale
+
+    def read_shared_keys(self, products: list[Product]) -> None:
+        """Reads the query and the shared keys of a product."""
+        if not products:
+            return
+        (product,) = products
+        query = product.query if product.scale == 1.0 else product.query * product.scale
+        keys = read_shared_keys(product.key, self.heads)
+        self.tensors["x"] = order_by_head(query, self.bsz, self.heads, self.value.dtype)
+        self.tensors["w"] = keys.tensor
+        self.sizes["shared_key_rows"] = keys.rows
+        self.sizes["shared_width"] = keys.columns
+
+    def read_outer_product(self, outers: list[Outer]) -> None:
+        """Reads the factors of an outer product."""
+        if not outers:
+            return
+        (outer,) = outers
+        outer = repeat_left_factor(outer, self.length)
+        self.tensors["pair"] = order_by_head(outer.factors, self.bsz, self.heads, self.value.dtype)
+        self.sizes["left_width"] = outer.left_size
+        self.sizes["right_width"] = outer.factors.size(3) - outer.left_size
+
+    def read_row(self, biases: list[Bias]) -> None:
+        """Reads a bias whose rows are all alike."""
+        if not biases:
+            return
+        (bias,) = biases
+        row = read_whole(bias.bias, self.heads)
+        self.tensors["c"] = row.tensor
+        self.sizes["row_columns"] = row.columns
+
+    def read_matrix(self, terms: list[Product | Bias | Diagonals]) -> None:
+        """Reads a matrix that all sentences share, or the sum of several."""
+        if not terms:
+            return
+        matrix = read_matrix(terms, self.heads, self.length)
+        self.tensors["r"] = matrix.tensor
+        self.sizes["matrix_rows"] = matrix.rows
+        self.sizes["matrix_columns"] = matrix.columns
+        self.sizes["is_by_distance"] = len(terms) == 1 and isinstance(terms[0], Diagonals)
+
+    def read_weights(self, summands: Summands) -> WeightRows:
+        """Reads the weights of a mixture, and returns which of their rows is the weight of which summand."""
+        weights_by_summand = find_weights(summands)
+        if not weights_by_summand:
+            return NO_WEIGHTS
+        weights = read_weights(weights_by_summand, self.heads)
+        self.tensors["weights"] = weights.tensor
+        self.sizes["number_of_weights"] = weights.tensor.size(0)
+        return weights.rows
+
+
+# ---- views of larger tensors
+#
+# torch keeps the tensor that a view is made of in the view's attribute `_base`. No public attribute has it.
 
 
 def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
     """Returns whether the kernels may read the tensor `base` in place of views of it.
 
-    The kernels then compute the gradient of `base` and none for the views. This is wrong if something waits for the
-    gradient of a view, as a hook does, or if a view has no part in the gradient of `base`, as a detached view.
+    The kernels then compute the gradient of `base`, and none for the views. This is wrong for a view that has no part
+    in the gradient of `base`, and for a view whose own gradient is waited for.
     """
     if not base.is_contiguous():
         return False
@@ -221,28 +292,28 @@ def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
         if view._base is not base or view.dtype != dtype:
             return False
         if view.requires_grad != requires_grad:
-            return False  # it was detached, or made without gradients
+            return False  # made by ``base.detach()``, or without gradients
         if requires_grad and view.is_leaf:
-            return False  # it was detached, and needs a gradient of its own
+            return False  # made by ``base.detach().requires_grad_()``; it gets a gradient of its own
         if view._backward_hooks or view.retains_grad:
-            return False
+            return False  # after ``view.register_hook(...)`` or ``view.retain_grad()``
     return True
 
 
 def pack(parts: list[Tensor]) -> Tensor:
     """Returns a tensor (T, B, features) in which the parts of each token lie side by side.
 
-    If the parts are views of such a tensor already, as the joint projection makes them, that tensor is returned and
+    The joint projection makes queries, keys and values as views of such a tensor. Then this tensor is returned, and
     nothing is copied.
 
     Args:
-        parts: The values, (B, H, T, d), as the last part. Before them queries and keys, if there are any, each
-            (B or 1, H or 1, T, d), which are expanded and cast to the type of the values.
+        parts: Either [values] or [queries, keys, values]. The values are (B, H, T, d_h). Queries and keys are
+            (B or 1, H or 1, T, d), and are expanded and cast to the type of the values.
     """
     value = parts[-1]
-    base = value._base  # the tensor that the values are a view of
-    if base is not None and are_side_by_side(parts, base):
-        return base
+    projections = value._base
+    if projections is not None and are_side_by_side(parts, projections):
+        return projections
     bsz, heads, _, _ = value.size()
     features = []
     for part in parts:
@@ -254,21 +325,27 @@ def pack(parts: list[Tensor]) -> Tensor:
 
 
 def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
-    """Returns whether parts (B, H, T, d) are views of neighbouring features of `base` (T, B, features), and fill it."""
-    bsz, heads, length, _ = parts[-1].size()
+    """Returns whether parts (B, H, T, d) are views of `base` (T, B, features), and lie in it as `pack` would put them.
+
+    The features of a token are then those of the first part, head by head, and then those of the next part. With two
+    heads, for example, they are
+
+        query 0 | query 1 | key 0 | key 1 | value 0 | value 1
+    """
+    value = parts[-1]
+    bsz, heads, length, _ = value.size()
     features = base.numel() // (length * bsz)
-    first_offset = base.storage_offset()
-    offset = first_offset
+    begin_of_base = base.storage_offset()
+    begin = begin_of_base
     for part in parts:
         width = part.size(3)
-        # In `base`, the next sentence is `features` numbers away, the next head `width`, the next token a whole batch.
-        sentence_stride = features
-        token_stride = bsz * features
-        if part.storage_offset() != offset or part.stride() != (sentence_stride, width, token_stride, 1):
+        # How far apart two sentences, two heads, two tokens and two features are in memory.
+        strides = (features, width, bsz * features, 1)
+        if part.storage_offset() != begin or part.stride() != strides:
             return False
-        offset += heads * width
-    fills_base = offset - first_offset == features
-    return fills_base and are_readable_in(base, parts)
+        begin += heads * width
+    covers_base = begin - begin_of_base == features
+    return covers_base and are_readable_in(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -279,31 +356,27 @@ def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor
     return by_head.contiguous()
 
 
-def repeat_left_factor(outer: Outer, length: int) -> tuple[Tensor, int]:
-    """Returns both factors of an outer product, with a left factor that is long enough for `length` columns.
+def repeat_left_factor(outer: Outer, length: int) -> Outer:
+    """Returns an outer product whose left factor is long enough for `length` columns.
 
     With a = 3 left and b = 4 right features there are 12 columns, and left feature u stands for the columns 4 u to
     4 u + 3. A sentence of 18 tokens needs 5 left features. Beyond the third the left factor begins again.
-
-    Returns:
-        the factors (B, H, T, a + b), and a.
     """
-    factors, left_size = outer.factors, outer.left_size
-    right_size = factors.size(3) - left_size
+    right_size = outer.factors.size(3) - outer.left_size
     needed_size = divide_up(length, right_size)
-    if needed_size <= left_size:
-        return factors, left_size
-    left, right = factors.split([left_size, right_size], dim=3)
-    repeated_left = take_positions(left, dim=3, start=0, count=needed_size)
-    return torch.cat([repeated_left, right], dim=3), needed_size
+    if needed_size <= outer.left_size:
+        return outer
+    left, right = outer.factors.split([outer.left_size, right_size], dim=3)
+    repeated_left = take_positions(left, dim=3, start=0, count=needed_size)  # begins again after its last feature
+    return outer._replace(factors=torch.cat([repeated_left, right], dim=3), left_size=needed_size)
 
 
 def read_whole(x: Tensor, heads: int) -> Whole:
-    """Returns the parameter that x is the beginning of, or a copy of x.
+    """Returns the parameter whose beginning x is, or a copy of x if it is no beginning of a parameter.
 
-    For example, x may be the first 5 rows of a parameter (H, 256, k), as a view (1, H, 5, k). The kernels read its
-    5 rows in the parameter, so that nothing is copied, and the gradient is that of the parameter. The parameter has
-    the size (H, rows, columns), or (H, columns) if it has one row for each head.
+    For example, x may be the first 5 rows of a parameter (H, 256, k), as a view (1, H, 5, k). The kernels read these
+    rows in the parameter, so that nothing is copied, and the gradient is that of the parameter. The parameter has the
+    size (H, rows, columns), or (H, columns) if it has one row for each head.
 
     Args:
         x: (1, H or 1, n, m).
@@ -314,16 +387,21 @@ def read_whole(x: Tensor, heads: int) -> Whole:
         return copy_whole(x, heads)
     columns = base.size(-1)
     rows = base.numel() // (heads * columns)
-    _, head_stride, row_stride, column_stride = x.stride()
-    is_inside = x.size(2) <= rows and x.size(3) <= columns
-    begins_with_base = x.storage_offset() == base.storage_offset()
-    has_strides_of_heads = head_stride == rows * columns and base.numel() == heads * head_stride
-    # If x has a single row, the stride between rows has no meaning, and may be any number.
-    has_strides_of_rows = column_stride == 1 and (row_stride == columns or x.size(2) == 1)
-    is_beginning = is_inside and begins_with_base and has_strides_of_heads and has_strides_of_rows
-    if is_beginning and are_readable_in(base, [x]):
+    if is_beginning(x, base, heads, rows, columns) and are_readable_in(base, [x]):
         return Whole(base, rows, columns)
     return copy_whole(x, heads)
+
+
+def is_beginning(x: Tensor, base: Tensor, heads: int, rows: int, columns: int) -> bool:
+    """Returns whether x (1, H, n, m) has the first n rows and m columns of each head of `base`, (H, rows, columns)."""
+    _, _, num_rows, num_columns = x.size()
+    _, head_stride, row_stride, column_stride = x.stride()
+    if base.numel() != heads * rows * columns or num_rows > rows or num_columns > columns:
+        return False
+    if x.storage_offset() != base.storage_offset() or head_stride != rows * columns or column_stride != 1:
+        return False
+    # The stride between rows has no meaning if there is a single row, and may be any number.
+    return row_stride == columns or num_rows == 1
 
 
 def copy_whole(x: Tensor, heads: int) -> Whole:
@@ -368,65 +446,75 @@ def multiply_whole(term: Product, heads: int, length: int) -> Whole:
 
 def read_distances(values: Tensor, heads: int, length: int) -> Whole:
     """Returns the values by distance, (H, 2 m + 1), whose distances of a sentence are `values`, (1, H, 1, 2 T - 1)."""
-    base, number = values._base, values.stride(1)
-    if base is not None and values.size(1) == heads and base.numel() == heads * number:
-        # the middle one of 2 m + 1 numbers, m = number // 2, is that of distance 0, which is number T - 1 of the values
-        place = values.storage_offset() - base.storage_offset()
-        if place == number // 2 - (length - 1) and are_readable_in(base, [values]):
-            return Whole(base, rows=1, columns=number)
-    of_heads = values[0, :, 0].expand(heads, -1).contiguous()
-    return Whole(of_heads, rows=1, columns=of_heads.size(1))
+    base = values._base
+    num_distances = values.stride(1)  # from the values of one head to those of the next, so 2 m + 1 in the parameter
+    if base is not None and values.size(1) == heads and base.numel() == heads * num_distances:
+        # The values of a sentence begin with the distance -(T - 1), and those of the parameter with the distance -m.
+        largest_distance = num_distances // 2
+        begin = largest_distance - (length - 1)
+        if values.storage_offset() - base.storage_offset() == begin and are_readable_in(base, [values]):
+            return Whole(base, rows=1, columns=num_distances)
+    values_by_head = values[0, :, 0].expand(heads, -1).contiguous()
+    return Whole(values_by_head, rows=1, columns=values_by_head.size(1))
 
 
-def read_weights(summands: Summands, heads: int) -> Weights:
-    """Returns the weights of a mixture as one tensor (M, H), and which of its rows is the weight of which summand.
+def find_weights(summands: Summands) -> dict[str, Tensor]:
+    """Returns {name of a summand: its weight, (1, H, 1, 1)} for the summands that have a weight.
 
-    If all weights are rows of one tensor already, as a mixture makes them, it is that tensor. Otherwise the weights
-    are copied into a new one. Without any weight, the tensor is None.
+    A sum of several matrices has none, because `read_matrix` adds them up, each times its own weight.
     """
     weights: dict[str, Tensor] = {}
     for name, terms in zip(SUMMANDS, summands.by_weight()):
-        # If a summand consists of several matrices, these are added up beforehand, times their weights. The sum has no
-        # weight.
         if len(terms) == 1:
             weight = terms[0].weight
             if weight is not None:
                 weights[name] = weight
-    if not weights:
-        return Weights(None, NO_WEIGHTS)
-    base = next(iter(weights.values()))._base
-    is_matrix_of_weights = base is not None and base.dim() == 2 and base.size(1) == heads and base.is_contiguous()
-    if base is not None and is_matrix_of_weights:
-        rows = find_rows(weights, base)
-        if rows is not None:
-            return Weights(base, WeightRows(**rows))
-    copied = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
-    rows = {name: row for row, name in enumerate(weights)}
-    return Weights(copied, WeightRows(**rows))
+    return weights
 
 
-def find_rows(weights: dict[str, Tensor], base: Tensor) -> dict[str, int] | None:
-    """Returns which row of `base` each weight is a view of, or None if one of them is no row of it.
+def read_weights(weights: dict[str, Tensor], heads: int) -> Weights:
+    """Returns the weights of a mixture as one tensor (M, H), and which of its rows is the weight of which summand.
 
-    The kernels compute the gradient of `base` and none for the views. This is right for rows that take part in the
-    gradient of `base`. A hook on a row would see nothing, but only a mixture makes these rows, and it adds no hooks.
+    A mixture makes its weights as the rows of one tensor. Then this tensor is returned, and nothing is copied.
 
     Args:
-        weights: Weights (1, H, 1, 1) by the names of their summands.
+        weights: {name of a summand: its weight, (1, H, 1, 1)}; at least one.
+        heads: H.
+    """
+    first_weight, *_ = weights.values()
+    base = first_weight._base
+    if base is not None and base.dim() == 2 and base.size(1) == heads and base.is_contiguous():
+        rows = find_rows(weights, base)
+        if rows is not None:
+            return Weights(base, rows)
+    copied = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
+    row_numbers = {name: number for number, name in enumerate(weights)}
+    return Weights(copied, WeightRows(**row_numbers))
+
+
+def find_rows(weights: dict[str, Tensor], base: Tensor) -> WeightRows | None:
+    """Returns which row of `base` each weight is a view of, or None if one of them is no row of it.
+
+    The kernels compute the gradient of `base` and none for the views; compare `are_readable_in`. A hook on a row would
+    see nothing, but only a mixture makes these rows, and it adds no hooks.
+
+    Args:
+        weights: {name of a summand: its weight, (1, H, 1, 1)}.
         base: A contiguous tensor, (M, H).
     """
     heads = base.size(1)
-    first_offset = base.storage_offset()
+    begin = base.storage_offset()
     requires_grad = base.requires_grad
-    rows: dict[str, int] = {}
+    row_numbers: dict[str, int] = {}
     for name, weight in weights.items():
-        if weight._base is not base or weight.requires_grad != requires_grad or weight.stride(1) != 1:
-            return None
-        offset = weight.storage_offset() - first_offset
-        if offset % heads:
-            return None
-        rows[name] = offset // heads
-    return rows
+        if weight._base is not base or weight.requires_grad != requires_grad:
+            return None  # no view of `base`, or without a part in its gradient
+        offset = weight.storage_offset() - begin
+        begins_with_a_row = offset % heads == 0
+        if not begins_with_a_row or weight.stride(1) != 1:
+            return None  # a view of `base`, but of no row
+        row_numbers[name] = offset // heads
+    return WeightRows(**row_numbers)
 
 
 def align_memory(tensors: list[Any]) -> list[Any]:
@@ -434,8 +522,9 @@ def align_memory(tensors: list[Any]) -> list[Any]:
 
     A tensor that begins elsewhere is replaced by a copy. None stays None.
     """
-    is_any_misaligned = any([tensor.data_ptr() % 16 for tensor in tensors if tensor is not None])
-    if not is_any_misaligned:
+    # Nearly always, all tensors are aligned. This is found out by a list, which is faster than a generator.
+    offsets = [tensor.data_ptr() % 16 for tensor in tensors if tensor is not None]
+    if not any(offsets):
         return tensors
     aligned = []
     for tensor in tensors:

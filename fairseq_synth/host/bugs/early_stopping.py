@@ -84,8 +84,7 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
     """
     for should_stop_early in find_patience_counters():
         best_score = getattr(should_stop_early, "best", None)
-        is_counting = best_score is not None
-        if is_counting:
+        if best_score is not None:  # fairseq has counted with this copy of the function
             extra_state[STATE] = {
                 "best": float(best_score),
                 "num_runs": should_stop_early.num_runs,
@@ -182,7 +181,7 @@ def find_patience_counters() -> list[Any]:
     counters = []
     for module_name in ("fairseq_cli.train", "__main__"):
         module = sys.modules.get(module_name)
-        if hasattr(module, "should_stop_early"):
+        if module is not None and hasattr(module, "should_stop_early"):
             counters.append(module.should_stop_early)
     return counters
 

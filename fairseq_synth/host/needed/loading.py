@@ -87,9 +87,9 @@ def numpy_types() -> list[Any]:
     dtype_classes = [type(np.dtype("int64")), type(np.dtype("float64"))]
     types: list[Any] = [np.ndarray, np.dtype, *dtype_classes]
     # pickle restores an array by numpy's function `_reconstruct`, and a number by `scalar`. `__reduce__` tells pickle
-    # what to call: it returns the function, its arguments, and more that does not matter here.
-    make_array, *_ = np.zeros(1).__reduce__()
-    make_number, *_ = np.float64(0).__reduce__()
+    # what to call: the first item that it returns is the function.
+    make_array: Any = np.zeros(1).__reduce__()[0]
+    make_number: Any = np.float64(0).__reduce__()[0]
     for function in (make_array, make_number):
         types.append(function)
         # The module of these functions has another name in numpy 1 than in numpy 2, and the file may be of either.
