@@ -30,7 +30,7 @@ from ...masks import is_causal
 from ...tensors import is_recorded
 from .. import plain
 from .check import compare
-from .launches import Launch, Plan, find_plan
+from .launches import Launch, Plan, find_plan, name_tensors
 from .tensors import Call, Summands, align_memory, prepare_call, sort_terms
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SortedTerms(NamedTuple):
     summands: Summands
 
 
-# What `refuses` has found out about the last call, and `compute`, which comes next, need not find out again.
+# The sorted terms of the call that `refuses` has taken last. `compute`, which comes next, need not sort them again.
 latest: SortedTerms | None = None
 
 
@@ -69,7 +69,11 @@ def refuses(
     """
     if not are_on():
         return "they are switched off"
-    reason = find_reason(logits, value, attn_mask)
+    reason = refuse_tensors(value, attn_mask)
+    if not reason:
+        summands = sort_terms(logits, value)
+        reason = refuse_summands(summands, value)
+        keep_summands(logits, summands)
     if reason:
         log_refusal(reason)
     return reason
@@ -86,11 +90,8 @@ def are_on() -> bool:
     return SWITCH == "1"
 
 
-def find_reason(logits: Logits, value: Tensor, attn_mask: Tensor | None) -> str:
-    """Returns why kernels that are switched on cannot take a call, or an empty string if they can.
-
-    If they can, this function also keeps the sorted terms in the global `latest`, where `compute` finds them.
-    """
+def refuse_tensors(value: Tensor, attn_mask: Tensor | None) -> str:
+    """Returns why the kernels cannot take the values or the mask of a call, or an empty string if they can."""
     if is_recorded() or type(value) is not Tensor:
         return "torch records the call"
     if value.numel() == 0:
@@ -99,7 +100,11 @@ def find_reason(logits: Logits, value: Tensor, attn_mask: Tensor | None) -> str:
         return f"the kernels do not run on {value.device} in {name_of_type(value.dtype)}"
     if attn_mask is not None and not is_causal(attn_mask):
         return "the attention mask is not the causal one"
-    summands = sort_terms(logits, value)
+    return ""
+
+
+def refuse_summands(summands: Summands, value: Tensor) -> str:
+    """Returns why the kernels cannot take the logits of a call, or an empty string if they can."""
     reason = summands.reason_to_refuse()
     if reason:
         return reason
@@ -107,18 +112,25 @@ def find_reason(logits: Logits, value: Tensor, attn_mask: Tensor | None) -> str:
     limit = MAX_HEAD_DIM if summands.number_of_tiles() <= 2 else MAX_HEAD_DIM_OF_MIXTURES
     if max(value.size(3), summands.widest_factor()) > limit:
         return f"heads are wider than {limit}"
-    global latest
-    latest = SortedTerms(logits, summands)
     return ""
 
 
-def take_summands(logits: Logits, value: Tensor) -> Summands:
-    """Returns the sorted terms of logits, and forgets those that `refuses` has sorted."""
+def keep_summands(logits: Logits, summands: Summands) -> None:
+    """Keeps the sorted terms of logits for `take_summands`."""
     global latest
-    previous = latest
-    latest = None  # it would keep the tensors of the call in memory
-    if previous is not None and previous.logits is logits:
-        return previous.summands
+    latest = SortedTerms(logits, summands)
+
+
+def take_summands(logits: Logits, value: Tensor) -> Summands:
+    """Returns the sorted terms of logits: those that `keep_summands` has kept, if they are of the same logits.
+
+    The kept terms are forgotten, because they would keep the tensors of the call in memory.
+    """
+    global latest
+    kept = latest
+    latest = None
+    if kept is not None and kept.logits is logits:
+        return kept.summands
     return sort_terms(logits, value)
 
 
@@ -132,22 +144,20 @@ def log_refusal(reason: str) -> None:
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernels run on a device in a type.
 
-    The device is a GPU, or the CPU with Triton's interpreter. If they do not run, a warning says why. There is one
-    warning for each device and type, as results are cached.
+    The device is a GPU, or the CPU with Triton's interpreter. If they do not run, a warning says why. `cache` makes
+    this one warning for each device and type.
     """
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
     if device.type == "cpu":
         is_suitable_device = is_interpreted() and triton_fits()
-        suitable_types = INTERPRETED
-    elif device.type == "cuda" and torch.version.hip is None:
-        is_suitable_device = torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
-        suitable_types = DTYPES
     else:
-        is_suitable_device = False
-        suitable_types = DTYPES
+        is_suitable_device = is_nvidia and torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
     if not is_suitable_device:
-        needs = "an NVIDIA GPU of compute capability {}.{} or higher, and Triton".format(*CAPABILITY)
+        major, minor = CAPABILITY
+        needs = f"an NVIDIA GPU of compute capability {major}.{minor} or higher, and Triton"
         logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
         return False
+    suitable_types = INTERPRETED if device.type == "cpu" else DTYPES
     if dtype not in suitable_types:
         logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: give --fp16, --bf16 or --amp")
         return False
@@ -212,7 +222,7 @@ def attend_without_dropping(
     number is drawn, so the random numbers of the program stay as they are.
     """
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, sort_terms(logits, value))
-    # `has_dropout` stays true in this layout, so that the kernels are those with dropout.
+    # The kernels are chosen by `has_dropout`, which stays true. `dropout`, the probability, is one of their arguments.
     plan = find_plan(call.layout._replace(dropout=0.0))
     if not is_interpreted():
         compile_kernels(plan, call)
@@ -271,19 +281,9 @@ def compile_kernels(plan: Plan, call: Call) -> None:
     """
     if plan.is_compiled:
         return
-    # A kernel is compiled for the types of its tensors, whose sizes and values do not matter. So any tensor of the
-    # right type stands for a gradient, for the output, and for memory.
-    value = call.tensors[0]
-    numbers = value.new_empty(1, dtype=torch.float32)
-    tensors: dict[Any, Any] = {None: None}  # the name None stands for an absent tensor
-    tensors.update(zip(plan.names, call.tensors))
-    tensors.update(zip(plan.gradient_names, call.tensors))
-    tensors.update(dict.fromkeys(plan.sums, numbers))
-    tensors.update(out=value, grad=value, lse=numbers)
-    tensors["hidden"] = value.new_empty(1, dtype=torch.uint8)
-    tensors["seed"] = value.new_empty(1, dtype=torch.int64)
+    tensors = make_stand_ins(plan, call)
     try:
-        with torch.cuda.device_of(value):
+        with torch.cuda.device_of(call.value):
             for launch in [plan.forward, *plan.backward]:
                 launch.compile(launch.args(tensors))
     except torch.cuda.OutOfMemoryError:
@@ -293,8 +293,28 @@ def compile_kernels(plan: Plan, call: Call) -> None:
     plan.is_compiled = True
 
 
+def make_stand_ins(plan: Plan, call: Call) -> dict[Any, Any]:
+    """Returns {name: tensor} with a tensor of the right type for each tensor that the launches of a plan use.
+
+    A kernel is compiled for the types of its tensors, whose sizes and values do not matter.
+    """
+    packed = call.tensors[0]
+    numbers = packed.new_empty(1, dtype=torch.float32)
+    tensors = name_tensors(
+        hidden=packed.new_empty(1, dtype=torch.uint8),
+        seed=packed.new_empty(1, dtype=torch.int64),
+        out=packed,
+        lse=numbers,
+        grad=packed,
+    )
+    tensors.update(zip(plan.names, call.tensors))
+    tensors.update(zip(plan.gradient_names, call.tensors))  # a gradient has the type of its tensor
+    tensors.update(dict.fromkeys(plan.sums, numbers))
+    return tensors
+
+
 def run(launch: Launch, tensors: dict[Any, Any]) -> None:
-    """Launches a kernel on tensors by their names; None has itself as a name."""
+    """Launches a kernel. `tensors`: what `name_tensors` returns, with all tensors of the launch."""
     arguments = launch.args(tensors)
     if launch.compiled is not None:  # Triton takes much longer to find the compiled kernel than to launch it
         launch.compiled(*arguments)
@@ -325,8 +345,7 @@ class KernelAttention(torch.autograd.Function):
         lse = None
         if plan.is_long:
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
-        # A launch looks up its arguments by name. Where a tensor is absent, its name is None and its value is None.
-        tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse}
+        tensors = name_tensors(hidden=hidden, seed=seed, out=out, lse=lse)
         tensors.update(zip(plan.names, inputs))
         with torch.cuda.device_of(out):  # the current device may be another; in the backward pass torch sets it
             run(plan.forward, tensors)
@@ -342,15 +361,15 @@ class KernelAttention(torch.autograd.Function):
         plan: Plan = ctx.plan
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address.
         hidden, seed, lse, out, *inputs, grad = align_memory([*ctx.saved_tensors, grad.contiguous()])
-        tensors: dict[Any, Any] = {None: None, "hidden": hidden, "seed": seed, "out": out, "lse": lse, "grad": grad}
-        gradients: list[Tensor | None] = []
+        tensors = name_tensors(hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
+        gradients: list[Tensor | None] = []  # of the tensors of the call, in their order
         for name, gradient_name, tensor in zip(plan.names, plan.gradient_names, inputs):
             gradient = torch.empty_like(tensor) if name in plan.layout.wanted else None
             tensors[name] = tensor
             tensors[gradient_name] = gradient
             gradients.append(gradient)
         if plan.has_unused_factors:
-            tensors["to_pair"].zero_()
+            tensors["to_pair"].zero_()  # the gradient of "pair", of which the kernels write a part
         if plan.sums:
             # One allocation for all sums. `split` would be much slower than `split_with_sizes`.
             sizes = list(plan.sums.values())

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 MAX_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
 MAX_WARPS = 8
@@ -106,7 +107,7 @@ class Launch:
     Args:
         kernel: The kernel, from `triton_attention` or `triton_sums`.
         grid: Numbers of programs, in up to three directions.
-        tensors: The first arguments: names of tensors, None, or structures (named tuples) of these.
+        tensor_names: The first arguments: names of tensors, None, or structures (named tuples) of these.
         numbers: All other arguments.
         num_warps, num_stages: Triton's options, the number of warps and how many stages ahead a loop reads.
     """
@@ -115,29 +116,28 @@ class Launch:
         self,
         kernel: Any,
         grid: Sequence[int],
-        tensors: Sequence[Any],
+        tensor_names: Sequence[Any],
         numbers: Sequence[Any],
         num_warps: int,
         num_stages: int = 1,
     ) -> None:
-        """Keeps what the launch needs; see the class for the arguments."""
         self.kernel = kernel
         unused_directions = [1] * (3 - len(grid))
         self.grid = (*grid, *unused_directions)
         self.numbers = numbers
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
-        self.readers = [make_reader(names) for names in tensors]
+        self.readers = [make_reader(names) for names in tensor_names]
         self.compiled: Callable[..., None] | None = None  # the loaded kernel, on a GPU
 
     def args(self, tensors: dict[Any, Any]) -> list[Any]:
-        """Returns the arguments for tensors by their names; None has itself as a name."""
+        """Returns the arguments of the kernel. `tensors`: what `name_tensors` returns, with all names of the launch."""
         return [read(tensors) for read in self.readers] + [*self.numbers]
 
     def compile(self, arguments: Sequence[Any]) -> None:
         """Compiles the kernel for arguments of such types, and loads it on the GPU.
 
-        If its threads need many more registers than they have, the kernel is compiled again with twice as many warps,
-        so that each thread needs fewer. If it does not fit the GPU with more warps, the last one that fits is kept.
+        If its threads need many more registers than they have, it is compiled again with twice as many warps, so that
+        each thread needs fewer. This ends when the kernel with more warps does not fit the GPU.
 
         Raises:
             OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
@@ -145,26 +145,20 @@ class Launch:
         """
         from triton.runtime.errors import OutOfResources
 
-        options = dict(self.options)
-        while True:
+        loaded = self.load(arguments, **self.options)
+        while loaded.num_spills > MAX_SPILLS and loaded.options["num_warps"] < MAX_WARPS:
+            more_warps = {**loaded.options, "num_warps": 2 * loaded.options["num_warps"]}
             try:
-                kernel = self.compile_with(options, arguments)
+                loaded = self.load(arguments, **more_warps)
             except OutOfResources:
-                fits_with_fewer_warps = self.compiled is not None
-                if fits_with_fewer_warps:
-                    return
-                raise
-            self.options = dict(options)
-            has_enough_registers = kernel.n_spills <= MAX_SPILLS
-            if has_enough_registers or options["num_warps"] >= MAX_WARPS:
-                return
-            options["num_warps"] *= 2
+                break  # the kernel with fewer warps is kept
+        self.options = loaded.options
+        self.compiled = loaded.launch
 
-    def compile_with(self, options: dict[str, int], arguments: Sequence[Any]) -> Any:
-        """Compiles the kernel with these options, loads it as `self.compiled`, and returns it as compiled.
+    def load(self, arguments: Sequence[Any], num_warps: int, num_stages: int) -> "LoadedKernel":
+        """Returns the kernel, compiled with so many warps and loaded on the GPU.
 
-        If the kernel asks for more shared memory than there is, it is compiled again to read fewer stages ahead, and
-        ``options["num_stages"]`` is reduced.
+        If it asks for more shared memory than there is, it is compiled again to read fewer stages ahead.
 
         Raises:
             OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
@@ -172,18 +166,36 @@ class Launch:
         from triton.runtime.errors import OutOfResources
 
         while True:
+            options = {"num_warps": num_warps, "num_stages": num_stages}
             kernel = self.kernel.warmup(*arguments, grid=self.grid, **options)
             try:
-                self.compiled = kernel[self.grid]  # loads it
-                return kernel
+                launch = kernel[self.grid]  # loads the kernel, and raises OutOfResources if it does not fit
+                return LoadedKernel(launch, options, num_spills=kernel.n_spills)
             except OutOfResources:
-                if options["num_stages"] == 1:
+                if num_stages == 1:
                     raise
-                options["num_stages"] -= 1
+                num_stages -= 1
+
+
+class LoadedKernel(NamedTuple):
+    """A kernel that is compiled and loaded on a GPU."""
+
+    launch: Callable[..., None]  # launches the kernel on its arguments
+    options: dict[str, int]  # ``num_warps`` and ``num_stages``, with which it was compiled
+    num_spills: int  # how many registers of a thread lie in memory, because the GPU has no more
+
+
+def name_tensors(**tensors: Tensor | None) -> dict[Any, Any]:
+    """Returns {name: tensor} for `Launch.args`.
+
+    Where a kernel has no tensor, as there is no padding mask, the launch has None in place of a name. So the dictionary
+    also has the item {None: None}.
+    """
+    return {None: None, **tensors}
 
 
 def make_reader(names: Any) -> Callable[[dict[Any, Any]], Any]:
-    """Returns a function that takes {name: tensor} and returns the tensor of one name.
+    """Returns a function that takes the result of `name_tensors` and returns the tensor of one name.
 
     If `names` is a named tuple of at least two names, the function returns the same kind of named tuple with their
     tensors. For example, ``Tensors(v="packed", q=None, ...)`` becomes ``Tensors(v=<tensor>, q=None, ...)``.
@@ -215,8 +227,8 @@ class Groups(NamedTuple):
 class Addition(NamedTuple):
     """The partial sums that the last launch of a backward pass adds up.
 
-    Gradients of what all sentences share are summed by groups of sentences. The gradient of a mixture's weight is one
-    number for each head, of which every program has computed a part.
+    There are two kinds of partial sums. The gradient of what all sentences share (w, c and r) is summed by groups of
+    sentences. The gradient of a weight is one number for each head; every program of a launch leaves a *part* of it.
     """
 
     columns: Groups  # the groups that the gradients of the shared keys w and of the row c are summed over
@@ -299,25 +311,32 @@ class Plan:
                 self.backward.append(self.plan_addition(addition))
 
     def plan_launch(
-        self, kernel: str, tile: "Tile", grid: Sequence[int], tensors: Sequence[Any], more: Sequence[int] = ()
+        self,
+        kernel: str,
+        tile: "Tile",
+        grid: Sequence[int],
+        extra_tensors: Sequence[Any],
+        extra_numbers: Sequence[int] = (),
     ) -> Launch:
         """Returns a launch of a kernel of `triton_attention`.
+
+        All these kernels begin with the same arguments, and end with the same: the tensors of the call as one named
+        tuple, the extra tensors, the numbers of the call one by one, the extra numbers, and the constants.
 
         Args:
             kernel: The name of the kernel.
             tile: The rows and columns of the logits that a program holds at once.
             grid: Numbers of programs, in up to three directions.
-            tensors: Names of the tensors that only this kernel has as arguments, in their order. They follow the
-                tensors of the call, which all kernels have.
-            more: Numbers that only this kernel has as arguments, in their order. They follow `self.numbers`.
+            extra_tensors: Names of the tensors that only this kernel has as arguments, in their order.
+            extra_numbers: Numbers that only this kernel has as arguments, in their order.
         """
         from . import triton_attention
 
         return Launch(
             kernel=getattr(triton_attention, kernel),
             grid=grid,
-            tensors=(self.tensors, *tensors),
-            numbers=(*self.numbers, *more, make_constants(self.layout, tile)),
+            tensor_names=(self.tensors, *extra_tensors),
+            numbers=(*self.numbers, *extra_numbers, make_constants(self.layout, tile)),
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -328,14 +347,20 @@ class Plan:
         most = divide_up(4 * PROGRAMS, layout.num_heads)
         sentences, groups = share_out(layout.bsz, min(layout.bsz, most))
         tile = Tile.for_whole_sentence(layout, is_forward=True)
-        return self.plan_launch("forward_short", tile, (layout.num_heads, groups), ("out",), more=(sentences,))
+        return self.plan_launch(
+            kernel="forward_short",
+            tile=tile,
+            grid=(layout.num_heads, groups),
+            extra_tensors=("out",),
+            extra_numbers=(sentences,),
+        )
 
     def plan_forward_long(self) -> Launch:
         """Returns the launch that writes ``out`` and ``lse``, (B, H, T) in fp32, for sentences of any length."""
         layout = self.layout
         tile = Tile.for_kernel("forward", layout)
         programs = layout.bsz * layout.num_heads * divide_up(layout.length, tile.rows)
-        return self.plan_launch("forward", tile, (programs,), ("out", "lse"))
+        return self.plan_launch(kernel="forward", tile=tile, grid=(programs,), extra_tensors=("out", "lse"))
 
     def add_backward_short(self) -> Addition:
         """Adds the launch that computes all gradients of short sentences.
@@ -348,17 +373,19 @@ class Plan:
         """
         layout = self.layout
         groups = self.plan_groups(
-            programs_per_group=1, shared=self.wanted_sums(SHARED), weighted=self.wanted_weights(SUMMANDS)
+            programs_per_group=1,
+            sums=self.wanted_sums(SHARED),
+            weights=self.wanted_weights(SUMMANDS),
         )
         launch = self.plan_launch(
             kernel="backward_short",
             tile=Tile.for_whole_sentence(layout, is_forward=False),
             grid=(layout.num_heads, groups.number),
-            tensors=(self.gradients(), "grad"),
-            more=(groups.sentences, groups.size),
+            extra_tensors=(self.gradients(), "grad"),
+            extra_numbers=(groups.sentences, groups.size),
         )
         self.backward.append(launch)
-        # A program computes all gradients of its group, so that there are as many parts of each of them as groups.
+        # For each head, one program computes all gradients of a group. So it leaves one part of each weight's gradient.
         return Addition(
             columns=groups,
             matrix=groups,
@@ -404,7 +431,7 @@ class Plan:
                 kernel="backward_rows",
                 tile=row_tile,
                 grid=(row_parts * layout.num_heads,),
-                tensors=(self.gradients(), "out", delta, "lse", "grad"),
+                extra_tensors=(self.gradients(), "out", delta, "lse", "grad"),
             )
             self.backward.append(launch)
         if column_sums or column_weights or "packed" in layout.wanted:
@@ -439,8 +466,8 @@ class Plan:
             kernel=kernel,
             tile=tile,
             grid=(groups.number * num_tiles * self.layout.num_heads,),
-            tensors=(self.gradients(), delta, "lse", "grad"),
-            more=(groups.sentences, groups.size),
+            extra_tensors=(self.gradients(), delta, "lse", "grad"),
+            extra_numbers=(groups.sentences, groups.size),
         )
 
     def plan_addition(self, addition: Addition) -> Launch:
@@ -476,37 +503,37 @@ class Plan:
         )
         no_tile = Tile(rows=16, columns=16, warps=4)  # the kernel is given a tile as all kernels are, but reads none
         constants = make_constants(layout, no_tile)
-        # The arguments of `add` are: totals, sums, the numbers, the constants, and these four sizes of blocks.
         heads_block = power_of_2(layout.num_heads)
         blocks = (heads_block, ADDITION_BLOCK, GROUPS_AT_ONCE, DISTANCES_BLOCK)
+        partial_sums = self.gradients()
+        # The arguments are in the order in which the kernel `add` has them.
         return Launch(
             kernel=add,
             grid=(self.count_programs_of_addition(),),
-            tensors=(totals, self.gradients()),
+            tensor_names=(totals, partial_sums),
             numbers=(*numbers, constants, *blocks),
             num_warps=4,
         )
 
     def count_programs_of_addition(self) -> int:
-        """Returns the number of programs that add up partial sums.
+        """Returns the number of programs of the kernel `add` of `triton_sums`, which adds up partial sums.
 
-        Each program writes a block of the gradient of a shared tensor, or the gradient of a row of the weights.
+        A program writes a block of numbers of the gradient of w, c or r, or the gradients of one weight in all heads.
         """
         layout = self.layout
-        numbers_per_head = {
-            "w": layout.shared_key_rows * layout.shared_width,
-            "c": layout.row_columns,
-            "r": layout.matrix_rows * layout.matrix_columns,
+        # How many numbers the gradient of each shared tensor has.
+        sizes = {
+            "w": layout.num_heads * layout.shared_key_rows * layout.shared_width,
+            "c": layout.num_heads * layout.row_columns,
+            "r": layout.num_heads * layout.matrix_rows * layout.matrix_columns,
         }
-        programs = 0
-        for name in self.wanted_sums(SHARED):
-            block = ADDITION_BLOCK
-            if name == "r" and layout.is_by_distance:
-                block = DISTANCES_BLOCK  # each number is the sum of a diagonal, which is much more work
-            programs += divide_up(layout.num_heads * numbers_per_head[name], block)
+        blocks = {"w": ADDITION_BLOCK, "c": ADDITION_BLOCK, "r": ADDITION_BLOCK}
+        if layout.is_by_distance:
+            blocks["r"] = DISTANCES_BLOCK  # each number is the sum of a diagonal, which is much more work
+        num_programs = sum(divide_up(sizes[name], blocks[name]) for name in self.wanted_sums(SHARED))
         if "weights" in layout.wanted:
-            programs += layout.number_of_weights
-        return programs
+            num_programs += layout.number_of_weights
+        return num_programs
 
     def gradient_of(self, name: str) -> str | None:
         """Returns the name of the gradient of a tensor, or None if it is not wanted."""
@@ -522,44 +549,55 @@ class Plan:
             return []
         return [name for name in names if getattr(self.layout.weight_rows, name) >= 0]
 
-    def plan_groups(self, programs_per_group: int, shared: Sequence[str], weighted: Sequence[str]) -> Groups:
-        """Shares out the sentences to the programs of a kernel, and reserves the memory of their sums.
-
-        The memory of the sums of ``w`` and ``c``, for example, is w c w c w c for three groups. A kernel is given the
-        beginnings of the first w and of the first c, and adds `Groups.size` to both for each further group. So the
-        memory named ``sum_w`` is the first w, and the memory named ``sum_c`` is all the rest.
+    def plan_groups(self, programs_per_group: int, sums: Sequence[str], weights: Sequence[str]) -> Groups:
+        """Shares out the sentences to the programs of a kernel, and reserves the memory of their partial sums.
 
         Args:
             programs_per_group: Programs of the kernel for each head of a group: the number of its tiles.
-            shared: Names of the shared tensors whose gradients the kernel sums.
-            weighted: Names of the summands whose weights' gradients the kernel sums.
+            sums: Those of the shared tensors w, c and r whose gradients the kernel sums.
+            weights: Names of the summands whose weights' gradients the kernel sums.
+        """
+        bsz = self.layout.bsz
+        # Each summand but the product of queries and keys ("q") has something that the sentences of a group share.
+        has_shared_tensors = bool(sums) or any(name != "q" for name in weights)
+        if has_shared_tensors:
+            max_groups = self.count_groups_of_busy_gpu(programs_per_group)
+        else:
+            max_groups = bsz  # each sentence is a group
+        num_sentences, num_groups = share_out(bsz, min(bsz, max_groups))
+        size = self.reserve_sums(sums, num_groups)
+        for name in weights:
+            num_parts = num_groups * programs_per_group
+            self.reserve(f"sum_a_{name}", num_parts * self.layout.num_heads)
+        return Groups(num_sentences, size, num_groups)
+
+    def count_groups_of_busy_gpu(self, programs_per_group: int) -> int:
+        """Returns the number of groups that keeps a GPU busy. More groups would only take more memory."""
+        # Programs for short sentences have little work, so there are twice as many.
+        num_programs = PROGRAMS if self.layout.length > 32 else 2 * PROGRAMS
+        return max(1, num_programs // (self.layout.num_heads * programs_per_group))
+
+    def reserve_sums(self, names: Sequence[str], num_groups: int) -> int:
+        """Reserves the memory of the sums of shared tensors, and returns how many numbers a group has.
+
+        The sums of all tensors lie side by side for each group: for w and c and three groups, they are w c w c w c. A
+        kernel is given the beginnings of the first w and of the first c, and finds those of the next group so many
+        numbers later as a group has. Here, the name ``sum_w`` stands for the first w, and ``sum_c``, the last name, for
+        all the rest.
         """
         layout = self.layout
-        # More sums take more memory, so there are only as many groups as keep the GPU busy. Programs for short
-        # sentences have little work, so there are twice as many.
-        programs = PROGRAMS if layout.length > 32 else 2 * PROGRAMS
-        # The gradient of the weight of Q K^T is a single number for each head, which takes no memory worth saving.
-        # Then each sentence is a group.
-        is_grouped = bool(shared) or any(name != "q" for name in weighted)
-        max_groups = layout.bsz
-        if is_grouped:
-            max_groups = max(1, programs // (layout.num_heads * programs_per_group))
-        sentences, num_groups = share_out(layout.bsz, min(layout.bsz, max_groups))
-        numbers_per_head = {
-            "w": layout.length * layout.shared_width,
-            "c": layout.length,
-            "r": layout.length * layout.length,
+        sizes = {
+            "w": layout.num_heads * layout.length * layout.shared_width,
+            "c": layout.num_heads * layout.length,
+            "r": layout.num_heads * layout.length * layout.length,
         }
-        for name in shared:
-            self.reserve(f"sum_{name}", layout.num_heads * numbers_per_head[name])
-        size = sum(self.sums[f"sum_{name}"] for name in shared)
-        if shared:
-            last = f"sum_{shared[-1]}"
-            size_of_other_groups = (num_groups - 1) * size
-            self.sums[last] += size_of_other_groups
-        for name in weighted:
-            self.reserve(f"sum_a_{name}", num_groups * programs_per_group * layout.num_heads)
-        return Groups(sentences, size, num_groups)
+        for name in names:
+            self.reserve(f"sum_{name}", sizes[name])
+        size_of_group = sum(self.sums[f"sum_{name}"] for name in names)
+        if names:
+            last_name = f"sum_{names[-1]}"
+            self.sums[last_name] += (num_groups - 1) * size_of_group
+        return size_of_group
 
     def reserve(self, name: str, number: int) -> None:
         """Reserves memory for so many numbers, in multiples of the 16 bytes that kernels are compiled for."""
@@ -576,13 +614,15 @@ class Plan:
         from .triton_common import Gradients
 
         names: dict[str, str | None] = dict.fromkeys(Gradients._fields)
-        for name in BY_SENTENCE:
-            tensor = getattr(self.tensors, name)
-            if tensor in self.layout.wanted:
-                names[name] = f"to_{tensor}"
+        # Each sentence has these gradients for itself. They are written into the gradient of their tensor.
+        for field in BY_SENTENCE:
+            tensor_name = getattr(self.tensors, field)
+            if tensor_name in self.layout.wanted:
+                names[field] = f"to_{tensor_name}"
+        # Of all other gradients, partial sums are written. The field "w" has its sums in the memory "sum_w".
         for memory_name in self.sums:
-            # ``delta`` is rowsum(P * dP), which one kernel computes for the others and which is no gradient.
-            if memory_name != "delta":
+            is_gradient = memory_name != "delta"  # which is rowsum(P * dP), computed by one kernel for the others
+            if is_gradient:
                 field = memory_name.removeprefix("sum_")
                 names[field] = memory_name
         return Gradients(**names)
@@ -625,28 +665,39 @@ class Tile(NamedTuple):
             kernel: ``forward``, or the kernel of the backward pass: ``rows``, ``columns`` or ``matrix``.
             layout: The call.
         """
-        has_queries = layout.query_width > 0
-        has_shared_keys = layout.shared_width > 0
-        has_outer_product = layout.right_width > 0
-        has_many_summands = len(layout.tiles()) > 2
-        if has_many_summands:
-            # A tile of each summand is held in registers, so tiles have to be smaller.
-            side = 16 if has_outer_product else 32
-            stages = 3 if kernel == "rows" else 2
-            tile = Tile(rows=side, columns=side, warps=4, stages=stages)
-        elif kernel == "forward" and (has_shared_keys or has_outer_product):
-            tile = Tile(rows=64, columns=32, warps=4, stages=3)
-        elif kernel == "rows":
-            tile = Tile(rows=64, columns=32, warps=4, stages=3)
-        elif kernel == "columns" and has_shared_keys:
-            tile = Tile(rows=32, columns=64, warps=4, stages=3)
-        elif kernel == "columns" and not has_queries:
-            tile = Tile(rows=32, columns=64, warps=4, stages=2)
+        if len(layout.tiles()) > 2:
+            tile = Tile.for_many_summands(kernel, layout)
         else:
-            tile = Tile(rows=64, columns=64, warps=4, stages=2)
+            tile = Tile.for_few_summands(kernel, layout)
         # A tile need not be larger than the sentence.
         longest_side = power_of_2(layout.length)
         return tile._replace(rows=min(tile.rows, longest_side), columns=min(tile.columns, longest_side))
+
+    @staticmethod
+    def for_many_summands(kernel: str, layout: Layout) -> "Tile":
+        """Returns a small tile, because the registers hold one for each summand of the logits."""
+        has_outer_product = layout.right_width > 0
+        side = 16 if has_outer_product else 32
+        stages = 3 if kernel == "rows" else 2
+        return Tile(rows=side, columns=side, warps=4, stages=stages)
+
+    @staticmethod
+    def for_few_summands(kernel: str, layout: Layout) -> "Tile":
+        """Returns the tile of a kernel for logits of one or two summands."""
+        has_queries = layout.query_width > 0
+        has_shared_keys = layout.shared_width > 0
+        has_outer_product = layout.right_width > 0
+        square = Tile(rows=64, columns=64, warps=4, stages=2)
+        tall = Tile(rows=64, columns=32, warps=4, stages=3)
+        if kernel == "forward":
+            return tall if has_shared_keys or has_outer_product else square
+        if kernel == "rows":
+            return tall
+        if kernel == "columns" and has_shared_keys:
+            return Tile(rows=32, columns=64, warps=4, stages=3)
+        if kernel == "columns" and not has_queries:
+            return Tile(rows=32, columns=64, warps=4, stages=2)
+        return square
 
 
 def divide_up(n: int, m: int) -> int:
@@ -669,14 +720,16 @@ def make_constants(layout: Layout, tile: Tile) -> Any:
     """Returns the `Constants` that the kernels of a call are compiled for, in Triton's form."""
     from .triton_common import Constants
 
-    largest_factor = 0
+    wider_factor = 0
     if layout.right_width:
-        # Column ``u right_width + v`` of an outer product is left[u] right[v], so that the sentence needs so many u.
+        # Each left feature is for `right_width` columns of an outer product. The kernels pad both factors to the width
+        # of the wider one.
         left_width = divide_up(layout.length, layout.right_width)
-        largest_factor = max(layout.right_width, left_width)
+        wider_factor = max(layout.right_width, left_width)
     # If all widths are multiples of 8, the kernels read 8 numbers at once.
     widths = (layout.value_width, layout.query_width, layout.shared_width)
     are_multiples_of_8 = all(width % 8 == 0 for width in widths)
+    dtype_of_packed = layout.dtypes[0]
     constants = Constants(
         D=layout.value_width,
         D_BLOCK=power_of_2(layout.value_width),
@@ -684,13 +737,13 @@ def make_constants(layout: Layout, tile: Tile) -> Any:
         Q_BLOCK=power_of_2(layout.query_width),
         X=layout.shared_width,
         X_BLOCK=power_of_2(layout.shared_width),
-        FACTOR=power_of_2(largest_factor),
+        FACTOR=power_of_2(wider_factor),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         UNIT=8 if are_multiples_of_8 else 1,
         CAUSAL=layout.is_causal,
         DIAGONALS=layout.is_by_distance,
-        PRECISION="ieee" if layout.dtypes[0] == torch.float32 else "tf32",
+        PRECISION="ieee" if dtype_of_packed == torch.float32 else "tf32",
         A_Q=layout.weight_rows.q,
         A_X=layout.weight_rows.x,
         A_OUTER=layout.weight_rows.outer,
