@@ -434,7 +434,7 @@ def test_constants_that_kernels_are_compiled_for(sizes, expected):
 
 
 def test_a_launch_has_one_program_in_other_directions_and_one_stage_by_default():
-    launch = launches.Launch(None, grid=(5,), tensors=(), numbers=(), num_warps=4)
+    launch = launches.Launch(None, grid=(5,), tensor_names=(), numbers=(), num_warps=4)
     assert launch.grid == (5, 1, 1)
     assert launch.options == {"num_warps": 4, "num_stages": 1}
 
@@ -455,7 +455,7 @@ def test_a_launch_has_one_program_in_other_directions_and_one_stage_by_default()
 def test_a_kernel_is_compiled_with_fewer_stages_or_more_warps_until_it_fits(kernel, tried, kept):
     """It starts with 2 warps and 3 stages. `tried` and `kept` are numbers of warps and stages."""
     kernel = CompiledOnly(**kernel)
-    launch = launches.Launch(kernel, grid=(7,), tensors=(), numbers=(), num_warps=2, num_stages=3)
+    launch = launches.Launch(kernel, grid=(7,), tensor_names=(), numbers=(), num_warps=2, num_stages=3)
     launch.compile([])
     assert kernel.tried == tried
     assert launch.compiled == (kept, (7, 1, 1))
@@ -464,7 +464,7 @@ def test_a_kernel_is_compiled_with_fewer_stages_or_more_warps_until_it_fits(kern
 
 def test_a_kernel_that_fits_with_no_options_is_an_error():
     kernel = CompiledOnly(spills=0, stages=0)
-    launch = launches.Launch(kernel, grid=(7,), tensors=(), numbers=(), num_warps=2, num_stages=3)
+    launch = launches.Launch(kernel, grid=(7,), tensor_names=(), numbers=(), num_warps=2, num_stages=3)
     with pytest.raises(OutOfResources):
         launch.compile([])
 

@@ -120,8 +120,9 @@ class Copies:
 def compare(call: Call, compute: Compute) -> Comparison:
     """Compares the kernels' results for a call with the definition's.
 
-    Nothing of the call changes: neither its graph, nor its tensors, nor the state of the random numbers. Hooks on saved
-    tensors, such as those of activation checkpointing, do not see the comparison.
+    The call does not change, because both sides compute with copies of its tensors (`Copies`). The state of the random
+    numbers does not change either: `choose_output_gradient` has a generator of its own, and nothing is dropped. Hooks
+    on saved tensors, such as those of activation checkpointing, do not see the comparison.
 
     Args:
         call: The call.
@@ -138,6 +139,7 @@ def compare(call: Call, compute: Compute) -> Comparison:
             expected = definition.compute(output_gradient.float())
             if not are_finite(expected):
                 return Comparison(is_finite=False, difference="")
+            # The numbers that errors are divided by, because the tolerance is for relative errors.
             scales = definition.scales(expected, output_gradient.float())
     differences = describe_differences(results, expected, scales, definition.tolerance(call.value.dtype))
     if not differences:
@@ -255,23 +257,24 @@ class Definition:
         self.call = call
         self.sentences = sentences
         self.copies = Copies(torch.float32, all_need_gradients=True)
-        self.value = self.take_sentences(self.copies.copy("value", call.value))
-        terms = []
-        self.weight_names: list[str | None] = []  # for each term, the name of the tensor with its weight
-        for term in self.copies.copy_logits(call.logits).terms():
-            # The name is looked up here, as `take_sentences` makes a tensor that is no view of the leaf any more.
-            weight_name = None if term.weight is None else self.copies.name_of_base(term.weight)
-            self.weight_names.append(weight_name)
-            terms.append(change_tensors(term, lambda _, x: self.take_sentences(x)))
-        self.logits = Logits(terms)
+        self.value = self.take_sentences("value", self.copies.copy("value", call.value))
+        copied_terms = self.copies.copy_logits(call.logits).terms()
+        # For each term, the name of the leaf that has its weight. It is looked up in the copies of all sentences, which
+        # are views of their leaves.
+        self.weight_names = [self.name_of_weight(term) for term in copied_terms]
+        self.logits = Logits([change_tensors(term, self.take_sentences) for term in copied_terms])
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = call.key_padding_mask.index_select(0, sentences)
         self.scores = self.logits.total(call.layout.length)
 
-    def take_sentences(self, x: Tensor) -> Tensor:
+    def take_sentences(self, _name: str, x: Tensor) -> Tensor:
         """Returns the sentences to compare of a tensor; all of it if the batch shares it."""
         return x if x.size(0) == 1 else x.index_select(0, self.sentences)
+
+    def name_of_weight(self, term: Term) -> str | None:
+        """Returns the name of the leaf that a copied term has its weight in, or None if it has no weight."""
+        return None if term.weight is None else self.copies.name_of_base(term.weight)
 
     def compute(self, output_gradient: Tensor) -> Results:
         """Returns the results for a gradient (T, sentences, C) of the output."""
@@ -286,11 +289,10 @@ class Definition:
         return roundoff * (ROUNDINGS + float(self.scores.detach().abs().max()))
 
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
-        """Returns the numbers that the errors of the output and of each gradient are divided by.
+        """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        For the output it is the norm of the output. The gradient of the logits is a difference, ``P dP`` minus P times
-        the sum of its row, which may be small although both of its terms are large. So the scale of a gradient is its
-        norm, or the norm that it would have without the subtraction, whichever is larger. See the head of this module.
+        An error is relative to the norm of its result. But a small gradient may be a sum or difference of large numbers
+        that cancel, and then its error is relative to the norm of these. The larger of the norms is the scale.
 
         Args:
             results: The definition's results.
@@ -299,40 +301,19 @@ class Definition:
         scales = {"output": float(results.output.norm())}
         if not results.gradients:
             return scales
-        unsubtracted = self.unsubtracted_gradient_of_logits(output_gradient)
-        # The gradients that all tensors would have if nothing were subtracted from the gradient of the logits.
-        leaves = self.copies.leaves_with_gradients()
-        gradients = differentiate(self.scores, leaves, unsubtracted.sum_to_size(self.scores.size()))
         for name, gradient in results.gradients.items():
-            norm_without_subtraction = float(gradients[name].norm())
-            scales[f"gradient of {name}"] = max(float(gradient.norm()), norm_without_subtraction)
-        for name, norm in self.norms_of_weights(unsubtracted).items():
-            scales[name] = max(scales[name], norm)
+            scales[f"gradient of {name}"] = float(gradient.norm())
+        minuend = self.minuend_of_logits_gradient(output_gradient)
+        for norms in (self.norms_from_minuend(minuend), self.norms_of_weights(minuend)):
+            for name, norm in norms.items():
+                scales[f"gradient of {name}"] = max(scales[f"gradient of {name}"], norm)
         return scales
 
-    def norms_of_weights(self, unsubtracted: Tensor) -> dict[str, float]:
-        """Returns the norm of the numbers whose sum is the gradient of a weight, for each tensor that has weights.
+    def minuend_of_logits_gradient(self, output_gradient: Tensor) -> Tensor:
+        """Returns the first part of the gradient of the logits S, (B, H, T, T).
 
-        The gradient of a weight is one number for each head: a sum over all logits of a term, whose summands cancel.
-
-        Args:
-            unsubtracted: What `unsubtracted_gradient_of_logits` returns.
-        """
-        norms: dict[str, float] = {}
-        for term, weight_name in zip(self.logits.terms(), self.weight_names):
-            if weight_name is None:
-                continue
-            term_without_weight = term._replace(weight=None)
-            logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()
-            name = f"gradient of {weight_name}"
-            norm = float((unsubtracted * logits_of_term).norm())
-            norms[name] = max(norm, norms.get(name, 0.0))
-        return norms
-
-    def unsubtracted_gradient_of_logits(self, output_gradient: Tensor) -> Tensor:
-        """Returns ``P dP``, (B, H, T, T), where P are the attention weights and dP is the gradient of P.
-
-        The gradient of the logits is this, minus P times the sum of its row.
+        With the attention weights P and their gradient dP, the gradient of S is ``dS = P dP - P rowsum(P dP)``. This
+        difference may be small although both of its parts are large. The first part is ``P dP``.
 
         Args:
             output_gradient: The gradient of the output, (T, sentences, C).
@@ -350,3 +331,33 @@ class Definition:
         gradient_by_head = by_token_and_head.permute(1, 2, 0, 3)  # (B, H, T, d_h)
         gradient_of_weights = torch.matmul(gradient_by_head, self.value.transpose(2, 3))
         return (weights * gradient_of_weights).detach()
+
+    def norms_from_minuend(self, minuend: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf: the norm of the gradient that it would have if nothing were subtracted from P dP}.
+
+        Args:
+            minuend: ``P dP``, as `minuend_of_logits_gradient` returns it.
+        """
+        leaves = self.copies.leaves_with_gradients()
+        gradients = differentiate(self.scores, leaves, minuend.sum_to_size(self.scores.size()))
+        return {name: float(gradient.norm()) for name, gradient in gradients.items()}
+
+    def norms_of_weights(self, minuend: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf with the weights of terms: the norm of the summands of its gradient}.
+
+        The gradient of a weight is a single number for each head, the sum of ``dS S_m`` over all logits S_m of its
+        term, whose summands may cancel. If several terms have their weights in one leaf, the largest norm counts.
+
+        Args:
+            minuend: ``P dP``, as `minuend_of_logits_gradient` returns it. It stands for dS.
+        """
+        norms: dict[str, float] = {}
+        for term, weight_name in zip(self.logits.terms(), self.weight_names):
+            if weight_name is None:
+                continue
+            term_without_weight = term._replace(weight=None)
+            logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()
+            norm = float((minuend * logits_of_term).norm())
+            largest_norm_so_far = norms.get(weight_name, 0.0)
+            norms[weight_name] = max(norm, largest_norm_so_far)
+        return norms
