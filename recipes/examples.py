@@ -1,5 +1,6 @@
 """Reads examples (texts with labels, or pairs of texts) from the various file formats of their corpora."""
 
+import contextlib
 import csv
 import html
 import io
@@ -51,7 +52,7 @@ def read_examples(
     """Returns the training, validation and test examples of a corpus. They are always the same examples.
 
     If the corpus has no validation set, a tenth of the training set is used for it. If it has no training set, its test
-    set is divided into all three sets.
+    set is divided into all three sets, and a validation set of its own is not used.
 
     Args:
         corpus: its record says how the files are read.
@@ -75,12 +76,7 @@ def read_examples(
         refuse_unknown_labels(corpus, examples)
     if not examples["train"]:
         print(f"{corpus.name}: no training set; it gets eight tenths of the test set, and the validation set one")
-        # a tenth of all examples for testing, and a ninth of the remaining nine tenths, which is a tenth too
-        test_division = split_off(examples["test"], share=0.1)
-        examples["test"] = test_division.drawn
-        valid_division = split_off(test_division.kept, share=1 / 9)
-        examples["valid"] = valid_division.drawn
-        examples["train"] = valid_division.kept
+        examples = divide_test_set(examples["test"])
     if not examples["valid"]:
         division = split_off(examples["train"], share=0.1)
         examples["valid"] = division.drawn
@@ -130,6 +126,14 @@ class Division(NamedTuple):
     drawn: list[Example]
 
 
+def divide_test_set(examples: Sequence[Example]) -> Examples:
+    """Returns {split: its examples}: one tenth for testing, one tenth for validation, and the rest for training."""
+    test_division = split_off(examples, share=1 / 10)
+    # A ninth of the remaining nine tenths is a tenth of all examples.
+    valid_division = split_off(test_division.kept, share=1 / 9)
+    return {"train": valid_division.kept, "valid": valid_division.drawn, "test": test_division.drawn}
+
+
 def split_off(examples: Sequence[Example], share: float) -> Division:
     """Divides examples into two lists, by drawing a share of them at random.
 
@@ -138,7 +142,7 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
     """
     # The group of each example. An example without a paragraph and a group is a group of its own, named by its index.
     groups = [example.paragraph or example.group or str(index) for index, example in enumerate(examples)]
-    different_groups = list(dict.fromkeys(groups))
+    different_groups = list(dict.fromkeys(groups))  # in the order of the examples, so that the draw is always the same
     number_drawn = max(1, round(len(different_groups) * share))
     drawn_groups = set(random.Random(SEED).sample(different_groups, number_drawn))
     division = Division(kept=[], drawn=[])
@@ -168,35 +172,56 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
     Raises:
         UserError: an example is empty, or does not have the form that the corpus should have.
     """
-    read_rows = choose_reader(corpus, path)
     may_leave_out = split == "train" and corpus.kind != "labels"  # if it has no labels, an example is a pair of texts
     left_out = 0
-    # These two are for the message of an error. They are set before each step of the loop in which one can occur.
-    where = str(path)
-    current_row: Row = {}
-    try:
-        for number, row in read_rows(corpus, path):
-            where = f"{path}: line {number}"
-            current_row = row
-            # in a test set, the name of the file is the group: MNLI has two test files with separate scores
-            default_group = path.stem if split == "test" else ""
+    for number, row in read_rows(corpus, path):
+        where = f"{path}: line {number}"
+        # in a test set, the name of the file is the group: MNLI has two test files with separate scores
+        default_group = path.stem if split == "test" else ""
+        with errors_name_the_row(corpus, where, row):
             example = make_example(corpus, where, row, history, default_group)
-            if example.source and example.target:
-                yield example
-            elif may_leave_out:
-                left_out += 1
-            else:
-                empty_side = "target" if example.source else "text"
-                raise UserError(f"{where} has an empty {empty_side}; remove it")
-            # The next error may occur in `read_rows`, before it yields the next row.
-            where = f"{path}: after line {number}"
-            current_row = {}
-    except (AttributeError, KeyError, TypeError, IndexError) as error:
-        columns = ", ".join(current_row)[:99] or "another form"
-        problem = f"{type(error).__name__} {error}; it has {columns}"
-        raise UserError(f"{where}: no row of {corpus.name}: {problem}") from None
+        if example.source and example.target:
+            yield example
+        elif may_leave_out:
+            left_out += 1
+        else:
+            empty_side = "target" if example.source else "text"
+            raise UserError(f"{where} has an empty {empty_side}; remove it")
     if left_out:
         print(f"{path}: {left_out} example(s) with an empty side are left out")
+
+
+def read_rows(corpus: Corpus, path: Path) -> Rows:
+    """Yields the rows of a file.
+
+    Raises UserError, which names the place, if the file does not have the form that the corpus should have.
+    """
+    rows = choose_reader(corpus, path)(corpus, path)
+    where = str(path)
+    while True:
+        with errors_name_the_row(corpus, where, row={}):  # the row is not known before it is read
+            numbered_row = next(rows, None)
+        if numbered_row is None:
+            return
+        yield numbered_row
+        where = f"{path}: after line {numbered_row.number}"
+
+
+@contextlib.contextmanager
+def errors_name_the_row(corpus: Corpus, where: str, row: Row) -> Iterator[None]:
+    """Turns errors of a row in another form than expected into a UserError that names the row and its columns.
+
+    Args:
+        corpus: the corpus that the row should belong to.
+        where: names the row.
+        row: its columns; empty if they are not known.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        columns = ", ".join(row)[:99] or "another form"
+        problem = f"{type(error).__name__} {error}; it has {columns}"
+        raise UserError(f"{where}: no row of {corpus.name}: {problem}") from None
 
 
 def make_example(corpus: Corpus, where: str, row: Row, history: int | None, default_group: str) -> Example:
@@ -238,11 +263,11 @@ def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> R
         history: for dialogues, how many utterances before the reply are part of the source; None for `HISTORY`.
     """
     columns = {corpus.names.get(column, column): text for column, text in row.items()}
-    is_dialogue = "turns" in row
+    is_dialogue = "turns" in columns
     if is_dialogue:
-        number_of_turns = history or HISTORY  # prepare.sh takes no 0
-        last_turns = row["turns"][-number_of_turns:]
-        columns["history"] = " | ".join([*row["persona"], *last_turns])
+        number_of_turns = HISTORY if history is None else history
+        last_turns = columns["turns"][-number_of_turns:]
+        columns["history"] = " | ".join([*columns["persona"], *last_turns])
     # A corpus of pairs of texts has labels, too, if a label is written out as the target text (GLUE for T5).
     has_labels = corpus.kind == "labels" or bool(corpus.labels)
     if has_labels:
@@ -419,13 +444,10 @@ def second_file(corpus: Corpus, path: Path) -> Path | None:
     has_two_files = choose_reader(corpus, path) is read_two_files
     if not has_two_files:
         return None
-    is_wic = bool(corpus.columns)  # the only corpus of two files whose source file has several columns
-    if is_wic:
-        name = path.name.replace(".data", ".gold")
-    else:
-        name = path.name.replace(".source", ".target")
-    uncompressed_name = name.replace(".gz", "")  # only one of both files may be compressed
-    return at_hand(path.with_name(uncompressed_name))
+    name = path.name.removesuffix(".gz")
+    target_name = name.replace(".source", ".target").replace(".data", ".gold")
+    # `at_hand` also finds the file if it is compressed. One of the two files may be, and the other one not.
+    return at_hand(path.with_name(target_name))
 
 
 def read_two_files(corpus: Corpus, path: Path) -> Rows:

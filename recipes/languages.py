@@ -181,8 +181,7 @@ def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
     """Returns the name of sacreBLEU's tokeniser for a language.
 
     It is chosen by the code of the language, or else by the script that is part of the code, or else by the script of
-    `text`. If a script has no spaces between words, characters are scored instead of words. Text in an unknown script
-    has no such spaces if it has too many letters between spaces to be words.
+    `text`. If the words of a text have no spaces between them, characters are scored instead of words.
 
     Args:
         language: the code of the language.
@@ -193,7 +192,12 @@ def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
     script = script_code(language)
     if script in SCRIPT_CODES:
         return _tokenizer_for_scripts(Counter([SCRIPT_CODES[script]]))
-    word_count = 0
+    return _tokenizer_for_text(text)
+
+
+def _tokenizer_for_text(text: Iterable[str]) -> str:
+    """Returns sacreBLEU's tokeniser for a text in an unknown language. `text`: its lines."""
+    word_count = 0  # of texts between spaces, which may be whole sentences
     letter_count = 0
     letters_by_script: Counter[str] = Counter()
     for line in text:
@@ -202,8 +206,9 @@ def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
         letter_count += len(letters)
         letters_by_script.update(script_name(letter) for letter in letters)
     tokenizer = _tokenizer_for_scripts(letters_by_script)
-    has_no_spaces = letter_count > LONGEST_WORDS * word_count  # more letters for each word than any language has
-    if has_no_spaces and tokenizer == "13a":  # a script that UNSPACED_SCRIPTS does not have
+    # No language has so long words. This finds scripts without spaces that UNSPACED_SCRIPTS does not have.
+    words_are_too_long = letter_count > LONGEST_WORDS * word_count
+    if tokenizer == "13a" and words_are_too_long:
         return "char"
     return tokenizer
 

@@ -330,10 +330,11 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
     # at least one word is replaced, and at least one word is kept
     number_replaced = clamp(round(len(block) * density), 1, len(block) - 1)
     number_kept = len(block) - number_replaced
-    # Each span has at least one word, which is so as `span_length` is at least 1, and at least one kept word before it.
+    # Before each span there is at least one kept word, so there are at most `number_kept` spans. Each span has at least
+    # one word, because `span_length` is at least 1, and so there are at most `number_replaced` spans.
     number_of_spans = clamp(round(number_replaced / span_length), 1, number_kept)
-    # Kept and replaced words alternate: kept_lengths[0] words are kept, replaced_lengths[0] words after them are
-    # replaced, and so on.
+    # Kept and replaced words alternate, and the last words are replaced: kept_lengths[0] words are kept,
+    # replaced_lengths[0] words after them are replaced, and so on.
     kept_lengths = random_composition(number_kept, number_of_spans, rng)
     replaced_lengths = random_composition(number_replaced, number_of_spans, rng)
     source: list[str] = []

@@ -33,11 +33,19 @@ LAST_LETTER = 0x34000  # Unicode has no letters after this code
 
 @functools.cache
 def characters_to_keep() -> "re.Pattern[str]":
-    """Returns a pattern of the runs of characters that Moses would wrongly remove or separate from their words.
+    """Returns a pattern that finds the characters which Moses would wrongly remove or separate from their words.
 
-    These are special characters (parts of emoji, characters for private use), and the letters, marks and digits that
-    are missing in Moses' lists.
+    The pattern finds one or more of them in a row: parts of emoji, characters for private use, and the letters, marks
+    and digits that are missing in Moses' lists.
     """
+    # The selector makes an emoji of the visible character before it, such as ☎ or #.
+    character_with_selector = r"\S" + VARIATION_SELECTOR
+    single_character = f"[{JOINERS}{PRIVATE_USE}{PICTURES}{as_ranges(letters_unknown_to_moses())}]"
+    return re.compile(f"(?:{character_with_selector}|{single_character})+")
+
+
+def letters_unknown_to_moses() -> list[str]:
+    """Returns the letters, marks and digits that Moses takes for punctuation, because its lists do not have them."""
     from sacremoses import MosesTokenizer
 
     known_to_moses = re.compile(f"[{MosesTokenizer.IsAlnum}]")
@@ -47,10 +55,7 @@ def characters_to_keep() -> "re.Pattern[str]":
         is_word_character = unicodedata.category(character)[0] in "LMN"  # letters, marks and numbers
         if is_word_character and not known_to_moses.match(character):
             unknown.append(character)
-    # any visible character that the selector makes an emoji, together with the selector
-    character_with_selector = r"\S" + VARIATION_SELECTOR
-    single_character = f"[{JOINERS}{PRIVATE_USE}{PICTURES}{as_ranges(unknown)}]"
-    return re.compile(f"(?:{character_with_selector}|{single_character})+")
+    return unknown
 
 
 def as_ranges(characters: Sequence[str]) -> str:

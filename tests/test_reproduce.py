@@ -140,7 +140,7 @@ def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, prep
     assert found["signatures"].keys() == found["figures"].keys()
     run = tmp_path / "runs" / f"{name}-{table.columns[0].name}-{model}-seed1"
     if table.task == "language_modeling":  # what fairseq-eval-lm prints, with all tokens counted
-        tokens = score.count_words(data / "text" / "test.txt")
+        tokens = score.count_words_and_lines(data / "text" / "test.txt")
         assert found["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
         assert f"Perplexity: {found['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
         for option, value in (("--beam", 4), ("--test", tmp_path), ("--baseline", run)):
