@@ -169,10 +169,9 @@ class SyntheticAttention(nn.Module):
         returns_weights = need_weights or need_head_weights
         if memory is None and not returns_weights:
             return self.project_out(self.attend(logits, v, key_padding_mask, attn_mask), query.size()), None
-        # For whole sentences, -1: if all sentences have the same logits, their weights are computed once. In decoding,
-        # each hypothesis has weights, because its values are in other rows of the cache.
-        num_weights = -1 if memory is None else bsz
-        weights = self.attention_weights(logits, tgt_len, src_len, key_padding_mask, attn_mask, num_weights)
+        # In decoding, each hypothesis has weights of its own, because its values are in other rows of the cache.
+        bsz_of_weights = None if memory is None else bsz
+        weights = self.attention_weights(logits, tgt_len, src_len, key_padding_mask, attn_mask, bsz_of_weights)
         weights = weights.to(v.dtype)
         kept_weights = drop(weights, self.dropout(), bsz)
         if memory is None:
@@ -215,14 +214,15 @@ class SyntheticAttention(nn.Module):
 
         Args:
             x: The layer's input, (T, B, C).
-            joined: A linear layer whose output are queries, keys and values side by side.
+            joined: The weights of a linear layer that computes queries, keys and values side by side.
         """
         tgt_len, bsz, _ = x.size()
-        # The features of a token are the heads of its queries, then those of its keys, then those of its values.
+        # The features of a token are the heads of its queries, then those of its keys, then those of its values. Only
+        # some heads may have queries and keys.
         heads_of_parts = [self.num_query_heads, self.num_query_heads, self.num_heads]
         features = F.linear(x.flatten(0, 1), joined.weight, joined.bias)
         by_head = features.view(tgt_len, bsz, sum(heads_of_parts), self.head_dim)
-        q, k, v = by_head.split_with_sizes(heads_of_parts, dim=2)
+        q, k, v = by_head.split_with_sizes(heads_of_parts, dim=2)  # (T, B, heads, d_h) each
         return Projections(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3))
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class SyntheticAttention(nn.Module):
         src_len: int,
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
-        bsz: int,
+        bsz: int | None,
     ) -> Tensor:
         """Returns the attention weights of all heads, (B or 1, H, T, S).
 
@@ -290,18 +290,18 @@ class SyntheticAttention(nn.Module):
             logits: S for each group of heads of one kind.
             tgt_len, src_len: T and S, the numbers of rows and columns.
             key_padding_mask, attn_mask: As in `computations.plain.attention_weights`.
-            bsz: B, to get weights of each sentence. If it is -1 and all sentences have the same logits, the weights
+            bsz: B, to get weights of each sentence. If it is None and all sentences have the same logits, the weights
                 are computed once, (1, H, T, S).
         """
-        weights_of_groups = [
+        weights_by_group = [
             weights_of_group(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
             for group_logits, num_heads in zip(logits, self.heads_of_groups())
         ]
-        if len(weights_of_groups) == 1:
-            return weights_of_groups[0]
-        # With a `bsz` of -1, some groups may have weights of each sentence, and others weights that all share.
-        num_sentences = max(weights.size(0) for weights in weights_of_groups)
-        return torch.cat([weights.expand(num_sentences, -1, -1, -1) for weights in weights_of_groups], dim=1)
+        if len(weights_by_group) == 1:
+            return weights_by_group[0]
+        # Without `bsz`, some groups may have weights of each sentence, and others weights that all sentences share.
+        num_sentences = max(weights.size(0) for weights in weights_by_group)
+        return torch.cat([weights.expand(num_sentences, -1, -1, -1) for weights in weights_by_group], dim=1)
 
     def heads_of_groups(self) -> list[int]:
         """Returns the number of heads in each group of heads of one kind."""
@@ -338,11 +338,8 @@ class SyntheticAttention(nn.Module):
             raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
         vectors: cache.LayerCache | None = incremental_state.get(self.state_key("vectors"))
         table: cache.BlockTable
-        # `shared_table` is the key of the first layer's table. In the first layer, it is the same key as `own_table`.
-        has_own_table = self.own_table in incremental_state
-        if has_own_table or self.shared_table not in incremental_state:
-            # This layer owns the table: it is the first one of a decoder, or is called alone. Its matrices have a row
-            # for each token and head; the capacity counts the tokens that they have room for.
+        if self.owns_table(incremental_state):
+            # The matrices have a row for each token and head. The capacity counts the tokens that they have room for.
             capacity = 0 if vectors is None else vectors.values.size(0) // self.num_heads
             table = cache.extend_table(incremental_state.get(self.own_table), v, capacity, key_padding_mask)
             incremental_state[self.own_table] = table
@@ -351,6 +348,20 @@ class SyntheticAttention(nn.Module):
         vectors = cache.append_to_layer(vectors, k, v, table)
         incremental_state[self.state_key("vectors")] = vectors
         return Memory(vectors, table)
+
+    def owns_table(self, incremental_state: IncrementalState) -> bool:
+        """Returns whether this layer extends the block table itself, in place of reading that of another layer.
+
+        There are three cases:
+
+        - The first layer of a decoder: `own_table` and `shared_table` are the same key. Before the first token, the
+          state has no entry of this key.
+        - A later layer in its decoder: the state has the shared table, which the first layer has put there.
+        - A later layer that is called without its decoder: the state has no shared table.
+        """
+        has_own_table = self.own_table in incremental_state
+        has_shared_table = self.shared_table in incremental_state
+        return has_own_table or not has_shared_table
 
     def share_table(self, first: "SyntheticAttention") -> None:
         """Makes this layer read the block table of the decoder's first layer, which is called first in every step.
@@ -404,16 +415,11 @@ class SyntheticAttention(nn.Module):
 
         Generation then has less to compute. fairseq calls this before it generates. Nothing is changed if there are
         hooks on the projection of the queries, or if projections are quantized.
-
-        `Mixture.fold_weights_` changes the parameters of a group of heads. If the group reads queries, it also returns
-        the factor by which the queries of each head are to be multiplied, (heads of the group,); otherwise None. q_proj
-        has only the heads of groups that read queries, in the same order, so that it has a head for each factor.
         """
-        if self.q_proj is not None and not is_plain_linear(self.q_proj):
-            return
-        if not isinstance(self.out_proj, nn.Linear):
+        if not self.can_be_folded():
             return
         with torch.no_grad():
+            # For each group of heads that reads queries, the factor of each of its heads. q_proj has just these heads.
             query_factors = []
             for mixture in self.synthesizer.mixtures():
                 query_factor = mixture.fold_weights_(like=weight_of(self.out_proj))
@@ -423,6 +429,12 @@ class SyntheticAttention(nn.Module):
                 factor_of_each_feature = torch.cat(query_factors).repeat_interleave(self.head_dim)
                 weight_of(self.q_proj).mul_(factor_of_each_feature[:, None])
                 cast(Tensor, self.q_proj.bias).mul_(factor_of_each_feature)
+
+    def can_be_folded(self) -> bool:
+        """Returns whether `make_generation_fast_` can change the projection of the queries, if there is one."""
+        has_plain_queries = self.q_proj is None or is_plain_linear(self.q_proj)
+        is_quantized = not isinstance(self.out_proj, nn.Linear)  # all projections are, or none
+        return has_plain_queries and not is_quantized
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         # This is not in an `upgrade_state_dict_named`, as fairseq calls that before --encoder-layers-to-keep renames

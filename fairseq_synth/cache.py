@@ -72,6 +72,10 @@ def extend_table(
     rows that no copy of the table uses, and are counted in the table's `RowCounter`. If the matrices have too few free
     rows, the table tells the layers to make new matrices and to copy all tokens into them (`BlockTable.kept_tokens`).
 
+    For example, let there be one head and a hypothesis with the rows 0 and 2, as row 1 belongs to a dropped hypothesis.
+    If the matrices have room, the result has the rows 0, 2 and 3, and row 3 is new. If they are full, the result has
+    the rows 0, 1 and 2 of new matrices, and the layers copy the tokens 0 and 2 to the first two of them.
+
     Args:
         table: The table of the last step, or None before the first token.
         newest_values: A vector for each new token and head, (B, H, n, d_h). Only its sizes are read.
@@ -85,14 +89,15 @@ def extend_table(
     num_old = table.rows.size(2)
     length = num_old + num_new
 
-    # Either the layers go on with their matrices, or they copy the old tokens into new ones. Then `kept_tokens` are the
-    # numbers of the tokens in the old matrices, and the table has the rows of the same tokens in the new ones.
     kept_tokens = None
-    if num_old > 0 and needs_new_matrices(table.counter, bsz * num_new, bsz * length, capacity):
-        kept_tokens = list_tokens(table)
-        table = renumber(table)
+    has_old_tokens = num_old > 0
+    if has_old_tokens and needs_new_matrices(
+        table.counter, num_new_tokens=bsz * num_new, num_live_tokens=bsz * length, capacity=capacity
+    ):
+        kept_tokens = list_tokens(table)  # by their numbers in the old matrices
+        table = renumber(table)  # has the rows of the same tokens in the new matrices, and a new counter
 
-    newest_rows = reserve_rows(table.counter, bsz, num_heads, num_new, device)
+    newest_rows = reserve_rows(table.counter, bsz, num_heads, num_new, device)  # counts the new tokens
     # A hypothesis and head has `length` neighbouring entries if `rows`, (B, H, length), is flattened.
     offsets = torch.arange(0, bsz * num_heads * length, length, device=device)
     return BlockTable(
@@ -148,7 +153,7 @@ def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens
     """
     is_full = counter.num_tokens + num_new_tokens > capacity
     is_mostly_unused = capacity > LARGEST_EXCESS * num_live_tokens
-    # torch does not let other code write to a tensor that was made in inference mode.
+    # torch does not let code outside inference mode write to a tensor that was made in it.
     is_read_only = counter.is_inference and not torch.is_inference_mode_enabled()
     return is_full or is_mostly_unused or is_read_only
 
@@ -241,7 +246,8 @@ def copy_kept_tokens(matrix: Tensor, kept_tokens: Tensor, num_heads: int, num_ro
     head_dim = matrix.size(1)
     tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h): one row for each token, to copy whole tokens
     kept = tokens.index_select(0, kept_tokens).view(-1, head_dim)  # (kept tokens H, d_h)
-    return torch.cat([kept, kept.new_empty([num_rows - kept.size(0), head_dim])])
+    num_free_rows = num_rows - kept.size(0)
+    return torch.cat([kept, kept.new_empty([num_free_rows, head_dim])])
 
 
 def read_keys(layer_cache: LayerCache, table: BlockTable, num_heads: int) -> Tensor | None:
@@ -254,7 +260,8 @@ def read_keys(layer_cache: LayerCache, table: BlockTable, num_heads: int) -> Ten
 def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable) -> Tensor:
     """Returns the attention's output: the sum of the values of all tokens so far, weighted by the attention weights.
 
-    For a single new token, the values are read where they are. For several tokens they are copied first.
+    For a single new token, the values are read where they are. For several tokens, or with gradients, they are copied
+    first.
 
     Args:
         weights: The attention weights of the n new tokens, (B, H, n, t).
@@ -267,8 +274,9 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
     bsz, num_heads, _ = table.rows.size()
     weights = weights.to(layer_cache.values.dtype)
     has_several_tokens = weights.size(2) != 1
-    needs_second_derivative = torch.is_grad_enabled()  # possibly; `embedding_bag` below has none
-    if has_several_tokens or needs_second_derivative:
+    # `embedding_bag`, below, has no second derivative, which somebody may ask for.
+    may_need_second_derivative = torch.is_grad_enabled()
+    if has_several_tokens or may_need_second_derivative:
         values = F.embedding(table.rows, layer_cache.values)  # (B, H, t, d_h)
         return torch.matmul(weights, values)
     # `embedding_bag` adds up rows of a matrix without copying them. Each hypothesis and head is a bag of t rows, and

@@ -140,7 +140,7 @@ class Logits:
                 self.biases.append(weighted_term)
             elif isinstance(weighted_term, Outer):
                 self.outers.append(weighted_term)
-            elif isinstance(weighted_term, Diagonals):
+            else:
                 self.diagonals.append(weighted_term)
 
     def terms(self) -> list[Term]:

@@ -38,20 +38,21 @@ def compute(
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
     torch computes ``softmax(scale * query @ key^T + mask) V``. Inner products and biases that are the same in all rows
-    become its query and key, and all other terms of the logits become its mask. Rows of a sentence that consists of
-    padding alone have any finite values.
+    become its query and key, and all other terms of the logits become its mask. The rows of a sentence that consists of
+    padding alone are computed too, and their results mean nothing.
     """
     _, _, length, head_dim = value.size()
     row_biases = [term for term in logits.biases if term.bias.size(2) == 1]
     other_biases = [term for term in logits.biases if term.bias.size(2) > 1]
 
-    # torch takes one scale. There is at least one product, because `refuses` has refused logits without products.
+    # torch takes one scale for all products, and `join_products` adapts the products that have another one. There is a
+    # first product, because `refuses` has refused logits without products.
     scale = logits.products[0].scale
     query, key = join_products(logits.products, row_biases, scale, value)
 
     bias = None
-    if other_biases or logits.outers or logits.diagonals:
-        remaining_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
+    remaining_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
+    if remaining_terms:
         bias = in_type(Logits(remaining_terms).total(length), value.dtype)
     is_causal_call = is_causal(attn_mask)
     mask = add_masks(bias, key_padding_mask, is_causal_call, value)
@@ -111,9 +112,9 @@ def row_bias_as_product(term: Bias, scale: float, value: Tensor) -> Factors:
 
 
 def join_factors(factors: list[Factors], bsz: int, num_heads: int) -> Factors:
-    """Returns one query (B, H, T, r) and one key (B, H, S, r), whose inner product is the sum of all inner products.
+    """Joins the features of all queries and of all keys, and returns one query (B, H, T, r) and one key (B, H, S, r).
 
-    They have the features of all queries and of all keys side by side.
+    Their inner product is the sum of all inner products.
 
     Args:
         factors: The query (`Factors.left`) and the key (`Factors.right`) of each inner product, (B or 1, H or 1, T, r).
@@ -157,7 +158,7 @@ def add_masks(bias: Tensor | None, key_padding_mask: Tensor | None, causal: bool
         mask = mask + future_mask(length, mask)
     if mask.shape != (bsz, num_heads, length, length):
         # The fused kernels take a view of the full size without copying it.
-        mask = mask.expand(bsz, num_heads, length, -1)
+        mask = mask.expand(bsz, num_heads, length, length)
     return mask
 
 

@@ -20,7 +20,7 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    If there is an ``attn_mask`` of booleans or numbers, a row all of whose keys are hidden has the result 0. Otherwise
+    With an `attn_mask` other than the `causal_mask`, a row all of whose keys are hidden has the result 0. Otherwise
     only a sentence that consists of padding alone has such rows, and they have any finite values.
     """
     bsz, num_heads, length, _ = value.size()
@@ -57,7 +57,7 @@ def attention_weights(
     key_padding_mask: Tensor | None,
     attn_mask: Tensor | None,
     zero_unseeing_rows: bool = True,
-    bsz: int = -1,
+    bsz: int | None = None,
 ) -> Tensor:
     """Returns the attention weights ``softmax(S + masks)``, (B or 1, H, T, S).
 
@@ -69,22 +69,24 @@ def attention_weights(
         key_padding_mask: (B, S), true at padding, or None.
         attn_mask: A mask as in `masks.masked_softmax`, or None.
         zero_unseeing_rows: Whether a row that may see no key has the weights 0; see `masks.masked_softmax`.
-        bsz: B, to get weights of each sentence. If it is -1 and all sentences have the same logits, the weights are
+        bsz: B, to get weights of each sentence. If it is None and all sentences have the same logits, the weights are
             computed once, (1, H, T, S).
     """
     scores = logits.total(src_len)  # (B or 1, H or 1, T or 1, S)
-    scores = scores.expand(bsz, num_heads, tgt_len, -1)  # -1, also as `bsz`, keeps the size that `scores` has
+    if bsz is None:
+        bsz = scores.size(0)
+    scores = scores.expand(bsz, num_heads, tgt_len, -1)
     return masked_softmax(scores, key_padding_mask, attn_mask, zero_unseeing_rows)
 
 
 def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:
-    """Returns attention weights after dropout.
+    """Returns attention weights after dropout, (B, H, T, S). With a probability of 0, they are returned as they are.
 
-    Each sentence is drawn on its own, so that the result is (B, H, T, S), even if the weights are shared.
+    Other weights are dropped in each sentence, even if all sentences share the weights.
 
     Args:
         weights: (B, H, T, S), or (1, H, T, S) if all sentences share them.
-        dropout: Probability of dropping a weight. If it is 0, the weights are returned as they are.
+        dropout: Probability of dropping a weight.
         bsz: B.
     """
     if dropout == 0:

@@ -29,18 +29,16 @@ def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) ->
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(items) == 1:
-        # The items are computed in the caller's thread, where gradients are off already. torch may use all cores for
-        # each of them.
-        with torch.autocast("cpu", enabled=False):
-            for item in items:
-                yield function(item)
+        # All in the caller's thread. torch may use all cores for each item.
+        for item in items:
+            yield call_without_autocast(function, item)
         return
 
     is_inference = torch.is_inference_mode_enabled()
 
     def run(item: Item) -> Result:
-        # Each thread has modes of its own. In a new thread, gradients are on, and inference mode and autocast are off.
-        # So inference mode is set as in the caller's thread, gradients are turned off, and autocast is off as it is.
+        # Each thread has modes of its own. In a new thread, autocast is off, as it should be. But gradients are on, and
+        # inference mode is off.
         with torch.inference_mode(is_inference), torch.no_grad():
             return function(item)
 
@@ -50,6 +48,12 @@ def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) ->
         yield from pool.map(run, items)
     finally:
         torch.set_num_threads(num_threads)
+
+
+def call_without_autocast(function: Callable[[Item], Result], item: Item) -> Result:
+    """Returns ``function(item)``, computed outside autocast."""
+    with torch.autocast("cpu", enabled=False):
+        return function(item)
 
 
 @cache

@@ -78,7 +78,8 @@ def compute(
     blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
     # Autograd sees a tensor only if it is an argument itself, and not if it is a field of an argument. So the terms are
-    # given in two parts: without their tensors (as templates), and all of their tensors in one list.
+    # given in two parts: without their tensors (as templates), and all of their tensors in one list. `insert_tensors`
+    # puts them together again.
     templates = [remove_tensors(term) for term in terms]
     tensors = list_tensors(terms)
     out = TiledAttention.apply(templates, blocks, value, *tensors)
@@ -199,24 +200,24 @@ class Block(NamedTuple):
         Args:
             terms: The terms of the whole batch. A tensor in them may be None, and stays None.
         """
+        return [self.cut_term(term) for term in terms]
+
+    def cut_term(self, term: Any) -> Any:
+        """Returns one term, cut as in `cut_terms`."""
         tokens = slice(0, self.length)
-        parts: list[Any] = []
-        for term in terms:
-            weight = cut(term.weight, ALL, self.heads)
-            if isinstance(term, Product):
-                query = cut(term.query, self.sentences, self.heads, tokens)
-                key = cut(term.key, self.sentences, self.heads, tokens)
-                parts.append(term._replace(query=query, key=key, weight=weight))
-            elif isinstance(term, Outer):
-                factors = cut(term.factors, self.sentences, self.heads, tokens)
-                parts.append(term._replace(factors=factors, weight=weight))
-            elif isinstance(term, Bias):
-                bias = cut(term.bias, self.sentences, self.heads, tokens, tokens)
-                parts.append(term._replace(bias=bias, weight=weight))
-            elif isinstance(term, Diagonals):
-                values = self.cut_diagonals(term.values)
-                parts.append(term._replace(values=values, weight=weight))
-        return parts
+        weight = cut(term.weight, ALL, self.heads)  # (1, H, 1, 1): all sentences have the same weights
+        if isinstance(term, Product):
+            query = cut(term.query, self.sentences, self.heads, tokens)
+            key = cut(term.key, self.sentences, self.heads, tokens)
+            return term._replace(query=query, key=key, weight=weight)
+        if isinstance(term, Outer):
+            factors = cut(term.factors, self.sentences, self.heads, tokens)
+            return term._replace(factors=factors, weight=weight)
+        if isinstance(term, Bias):
+            bias = cut(term.bias, self.sentences, self.heads, tokens, tokens)
+            return term._replace(bias=bias, weight=weight)
+        assert isinstance(term, Diagonals)
+        return term._replace(values=self.cut_diagonals(term.values), weight=weight)
 
     def cut_diagonals(self, values: Any) -> Any:
         """Returns the values of the distances that occur between the block's rows and columns.
@@ -230,8 +231,9 @@ class Block(NamedTuple):
         """
         if values is None:
             return None
-        distance_0 = values.size(3) // 2
-        distances = slice(distance_0 - self.length + 1, distance_0 + self.length)
+        middle = values.size(3) // 2  # the index of distance 0, T - 1
+        largest_distance = self.length - 1
+        distances = slice(middle - largest_distance, middle + largest_distance + 1)
         return cut(values, ALL, self.heads, ALL, distances)
 
     def normal_form(self, terms: Sequence[Term]) -> NormalForm:
@@ -302,14 +304,16 @@ def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits
         has_shared_logits: Whether all sentences have the same logits.
         causal: Whether a row sees only the columns up to its own.
     """
+    # Without the causal mask, a tile may have all rows.
     rows_of_tile = CAUSAL_ROWS if causal else max(lengths)
     num_threads = torch.get_num_threads()
     if num_threads == 1:
         max_heads = num_heads
     else:
-        # If there are enough heads, this makes two blocks for each thread, even if a block has all sentences. Another
-        # thread can then take the second block of a slow one.
-        max_heads = max(1, num_heads // (2 * num_threads))
+        # Two blocks for each thread, if there are enough heads. Another thread can then take the second block of a
+        # thread that is slow.
+        num_blocks = 2 * num_threads
+        max_heads = max(1, num_heads // num_blocks)
     if has_shared_logits:
         # Sentences of the same length share one tile of weights, which is computed once.
         return list(divide_by_length(lengths, num_heads, rows_of_tile, max_heads, causal))
@@ -359,13 +363,22 @@ def divide_by_length(
     """Yields the blocks of a batch, for logits that all sentences share.
 
     A block is all neighbouring sentences of one length, and some neighbouring heads. fairseq sorts a batch by length,
-    so that sentences of equal length are neighbours. The arguments are those of `divide_by_sentences`.
+    so that sentences of equal length are neighbours. They share one tile of logits, so their number does not matter.
+
+    Args:
+        lengths: The length of each sentence in tokens.
+        num_heads: H.
+        rows_of_tile: The largest number of rows in a tile.
+        max_heads: The largest number of heads in a block.
+        causal: Whether a row sees only the columns up to its own.
     """
     first = 0
     for length, sentences_of_length in itertools.groupby(lengths):
         end = first + len(list(sentences_of_length))
-        # All these sentences share one tile of logits, so their number does not matter.
-        rows = fit_into_tile(num_logits=length, limit=min(rows_of_tile, length))
+        # First as many rows of one head as fit into a tile; a row has `length` logits. Then these rows of as many heads
+        # as fit.
+        max_rows = min(rows_of_tile, length)
+        rows = fit_into_tile(num_logits=length, limit=max_rows)
         heads_of_block = fit_into_tile(num_logits=rows * length, limit=max_heads)
         for head_slice in split_range(num_heads, heads_of_block):
             yield Block(
@@ -423,7 +436,7 @@ class TiledAttention(torch.autograd.Function):
         def compute_one(block: Block) -> Tensor:
             return compute_block(block, terms, value)
 
-        out = empty_like_values(value, blocks)
+        out = empty_like_values(value, blocks)  # with 0 at the padding that no block has
         # The results come in the order of the blocks, each as soon as a thread has computed it.
         for block_out, block in zip(map_in_threads(compute_one, blocks), blocks):
             block.write(out, block_out)
@@ -457,21 +470,33 @@ class TiledAttention(torch.autograd.Function):
             )
 
         grad_value = empty_like_values(value, ctx.blocks)
-        grad_sums: list[Tensor | None] = []  # for each tensor; None if it needs no gradient
+        sums: list[Tensor | None] = []  # for each tensor the sum of its gradients; None if it needs no gradient
         for tensor, needs_grad in zip(tensors, tensors_need_grad):
-            grad_sums.append(zeros_for_sum(tensor) if needs_grad else None)
-        # The sums are put into the terms, because `Block.cut_terms` knows where the sentences and heads of a block are.
-        terms_of_sums = insert_tensors(ctx.templates, grad_sums)
-        # The sums are added up here, in the order of the blocks, so that their rounding does not depend on threads.
+            sums.append(zeros_for_sum(tensor) if needs_grad else None)
+        # The results come in the order of the blocks, so that the rounding of the sums does not depend on the threads.
         for gradients, block in zip(map_in_threads(differentiate_one, ctx.blocks), ctx.blocks):
             block.write(grad_value, gradients.value)
-            # `list_tensors` leaves out None. What remains are views of the sums, one for each tensor that needs a
-            # gradient. `gradients.tensors` has the gradients of just these tensors in the same order.
-            block_sums = list_tensors(block.cut_terms(terms_of_sums))
-            for block_sum, block_grad in zip(block_sums, gradients.tensors, strict=True):
-                block_sum.add_(block_grad)
-        grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, grad_sums)]
+            add_block_gradients(sums, gradients.tensors, ctx.templates, block)
+        grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, sums)]
         return (None, None, grad_value, *grads)  # `templates` and `blocks` have no gradient
+
+
+def add_block_gradients(
+    sums: Sequence[Tensor | None], block_grads: Sequence[Tensor], templates: Sequence[Any], block: Block
+) -> None:
+    """Adds the gradients of a block to the sums over all blocks, in place.
+
+    Args:
+        sums: For each tensor of the terms, the sum of its gradients so far; None if it needs no gradient.
+        block_grads: The block's gradients of the tensors that need one, in the same order.
+        templates: The terms with a placeholder in place of each tensor.
+        block: The block, whose sentences and heads have a part in the sums.
+    """
+    # The sums are put into the terms in place of their tensors, because `Block.cut_terms` knows which part of each
+    # tensor belongs to the block. The parts are views of the sums. `list_tensors` leaves out None.
+    block_sums = list_tensors(block.cut_terms(insert_tensors(templates, sums)))
+    for block_sum, block_grad in zip(block_sums, block_grads, strict=True):
+        block_sum.add_(block_grad)
 
 
 def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
@@ -525,19 +550,30 @@ def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
         block: Some sentences and heads of the batch.
     """
     scores = writable_scores(tile_normal, tile, block)
-    num_rows = tile.rows.stop - tile.rows.start
     with torch.no_grad():  # Autograd needs no record of the masks: hidden logits have the weight 0 and no gradient.
         if block.causal:
-            # Rows see all columns before the tile's first row. Only in the columns with the numbers of its rows, a
-            # square on the diagonal, some logits are hidden.
-            scores_on_diagonal = scores[..., tile.rows]
-            scores_on_diagonal += future_mask(num_rows, scores)
+            hide_future_(scores, tile)
         elif block.hidden is not None:
-            # Padding is in the last columns only.
-            num_hidden_columns = block.hidden.size(1)
-            scores_at_the_end = scores[..., -num_hidden_columns:]
-            scores_at_the_end.masked_fill_(block.hidden[:, None, None], float("-inf"))
+            hide_padding_(scores, block.hidden)
     return torch.softmax(scores, dim=-1)
+
+
+def hide_future_(scores: Tensor, tile: Tile) -> None:
+    """Makes logits of a tile minus infinity, in place, if their column comes after their row.
+
+    For example, a tile with the rows 2 and 3 has the columns 0 to 3. The columns 0 and 1 are visible to both rows. Only
+    in the last columns, which have the same numbers as the rows, some logits are hidden.
+    """
+    num_rows = tile.rows.stop - tile.rows.start
+    last_columns = scores[..., tile.rows]
+    last_columns += future_mask(num_rows, scores)
+
+
+def hide_padding_(scores: Tensor, hidden: Tensor) -> None:
+    """Makes the logits of padding minus infinity, in place. `hidden`: `Block.hidden`, for the last columns only."""
+    num_last_columns = hidden.size(1)
+    last_columns = scores[..., -num_last_columns:]
+    last_columns.masked_fill_(hidden[:, None, None], float("-inf"))
 
 
 def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
@@ -547,14 +583,14 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     """
     num_heads = block.heads.stop - block.heads.start
     num_rows = tile.rows.stop - tile.rows.start
-    scores = at_least_fp32(tile_normal.total(tile.columns.stop)).expand(-1, num_heads, -1, -1)
-    # A product or a sum has been computed into new memory. A bias alone may be a view of a parameter.
+    num_columns = tile.columns.stop
+    scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
+    has_all_heads_and_rows = scores.size(1) == num_heads and scores.size(2) == num_rows
+    # A product or a sum was computed into new memory. A bias alone may be a view of a parameter.
     is_only_a_bias = tile_normal.query is None and tile_normal.left is None
-    # Logits that are the same in all heads or rows are in memory once.
-    share_memory = scores.size(2) == 1 or scores.stride(1) == 0
-    if is_only_a_bias or share_memory:
-        return scores.expand(-1, -1, num_rows, -1).clone()
-    return scores
+    if has_all_heads_and_rows and not is_only_a_bias:
+        return scores
+    return scores.expand(-1, num_heads, num_rows, -1).clone()
 
 
 class BlockGradients(NamedTuple):
@@ -605,16 +641,20 @@ class RecordedNormalForm(NamedTuple):
 def record_normal_form(
     block: Block, templates: Sequence[Any], terms: Sequence[Any], tensors_need_grad: Sequence[bool]
 ) -> RecordedNormalForm:
-    """Returns the normal form of a block, after computing it so that autograd can differentiate it.
+    """Computes the normal form of a block, and lets autograd record how.
 
-    The terms are the same as in the forward pass, but with other tensors: the block's parts of the tensors of the whole
-    batch, each as a leaf of a new graph of autograd. So a gradient that is computed in this graph ends at them.
+    The normal form is the one of the forward pass. But its tensors, the block's parts of the tensors of the terms, are
+    leaves of a new graph of autograd, so that gradients end at them.
 
-    The arguments are those of `differentiate_block`.
+    Args:
+        block: The block.
+        templates: The terms with a placeholder in place of each tensor; see `remove_tensors`.
+        terms: The same terms with the tensors of the whole batch.
+        tensors_need_grad: Whether each tensor of the terms needs a gradient, in the order of `list_tensors`.
     """
     block_tensors = []
     trained_tensors = []
-    for tensor, needs_grad in zip(list_tensors(block.cut_terms(terms)), tensors_need_grad):
+    for tensor, needs_grad in zip(list_tensors(block.cut_terms(terms)), tensors_need_grad, strict=True):
         block_tensor = tensor.detach().requires_grad_(needs_grad)
         block_tensors.append(block_tensor)
         if needs_grad:
@@ -670,11 +710,14 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
     grad_value = None
     # The last tile comes first. It has all columns, so that its gradient can start the sum over tiles.
     for tile in reversed(block.tiles()):
+        # 1. The weights of the tile, from its parts of the summands, as autograd records.
         leaves = make_leaves(tile.cut_normal_form(normal), trained=sums.keys())
         with torch.enable_grad():
             weights = tile_weights(NormalForm(**leaves), tile, block)
+        # 2. The gradient of the values. The output is ``weights @ value``.
         tile_grad_out = grad_out[:, :, tile.rows]
         grad_value = add_value_gradient(grad_value, weights, tile_grad_out, tile)
+        # 3. The gradient of the weights, and from it, by autograd, those of the tile's parts of the summands.
         if sums:
             visible_value = value[:, :, tile.columns]
             grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(weights.dtype)
@@ -731,7 +774,7 @@ def add_value_gradient(grad_value: Tensor | None, weights: Tensor, tile_grad_out
     weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3)
     if grad_value is None:
         return torch.matmul(weights_transposed, tile_grad_out)
-    # `baddbmm_` wants sentences and heads as one dimension. `grad_value` comes from the product above, so it is
+    # `baddbmm_` wants sentences and heads as one dimension. The product of the first tile, above, has made `grad_value`
     # contiguous, and only its third dimension is cut here. Flattening the first two therefore gives a view, and
     # `grad_value` itself is changed.
     grad_of_columns = grad_value[:, :, tile.columns].flatten(0, 1)
