@@ -18,6 +18,10 @@ VARIANTS = (
     "relative_random+vanilla",
 )
 
+# The functions of positions alone whose parameters can be set to get given logits, as when a Transformer is converted.
+POSITION_FUNCTIONS = ("random", "relative_random", "factorized_random")
+AVERAGED_SENTENCES = 2000  # over so many sentences attention is averaged at most, if no other number is given
+
 
 def architecture_name(model: str, spec: str, preset: str) -> str:
     """Returns what ``--arch`` takes for a variant of a model at a size.

@@ -10,13 +10,14 @@ import torch
 from fairseq_cli import generate, train, validate
 from helpers import RECIPE, SMALL, USER_DIR, get_error_line, run_cli, used_weights
 
-from fairseq_synth.convert import command
+from fairseq_synth.convert import arguments, command
 from fairseq_synth.convert.__main__ import main
 from fairseq_synth.convert.conversion import choose_max_length, dot_product_heads
 from fairseq_synth.inspect import checkpoints, hooks, measure, positional, words
 from fairseq_synth.inspect.attentions import Head, HeadGroup, self_attentions
 from fairseq_synth.inspect.passes import loss
 from fairseq_synth.inspect.words import ReplacedHead
+from fairseq_synth.names import POSITION_FUNCTIONS
 
 STOCK_SIZES = [flag for flag in SMALL if flag not in ("--synth-max-length", "24")]
 ONE_STACK = "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7 --max-update 1"
@@ -58,7 +59,7 @@ CASES = {  # a checkpoint: whether of one stack, and the flags of its training
 @pytest.fixture(autouse=True)
 def few_sentences(monkeypatch):
     """That attention is averaged over by default."""
-    monkeypatch.setattr(words, "SENTENCES", 60)
+    monkeypatch.setattr(arguments, "AVERAGED_SENTENCES", 60)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def loss_of(path, folder):
 def predictor(path, folder, function, cfg):
     """What gives the loss with some heads' logits replaced, by the hooks of the measurement; l and k are a config's."""
     loaded = checkpoints.load(path, folder)
-    average, length = words.average(loaded, "train", words.SENTENCES), cfg["synth_max_length"]
+    average, length = words.average(loaded, "train", arguments.AVERAGED_SENTENCES), cfg["synth_max_length"]
     logits = {}
     for name, constants in average.constants.items():
         parameters = words.function_parameters(function, constants, length, cfg["synth_rank"])
@@ -128,8 +129,8 @@ def replaceable(path, folder):
 
 @pytest.mark.parametrize(
     "case, function",
-    [("post-norm", function) for function in words.FUNCTIONS]
-    + [(case, words.FUNCTIONS[i % 3]) for i, case in enumerate(CASES) if i],
+    [("post-norm", function) for function in POSITION_FUNCTIONS]
+    + [(case, POSITION_FUNCTIONS[i % 3]) for i, case in enumerate(CASES) if i],
 )
 def test_the_loss_is_what_the_measurement_predicts(case, function, trained, tmp_path):
     path, folder = trained(case)

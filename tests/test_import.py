@@ -280,6 +280,23 @@ def test_help_explains_the_words(word, tmp_path):
     assert any(line.startswith("configs ") for line in text) and any(line.startswith("flags ") for line in text)
 
 
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_help_of_the_tools_comes_at_once(command):
+    """Without an import of torch or fairseq, which takes seconds."""
+    code = (
+        "import sys\n"
+        f"from fairseq_synth.{command}.__main__ import main\n"
+        "try:\n"
+        "    main(['--help'])\n"
+        "except SystemExit:\n"
+        "    print({'torch', 'fairseq', 'numpy'} & set(sys.modules))\n"
+    )
+    process = run_code(code, fresh=True)
+    assert process.returncode == 0 and not process.stderr, process.stderr
+    *text, imported = process.stdout.splitlines()
+    assert text[0].startswith(f"usage: python -m fairseq_synth.{command} ") and imported == "set()"
+
+
 def test_another_word_is_refused_in_one_line(tmp_path):
     process = run_package("config", folder=tmp_path)
     assert process.returncode == 1 and not process.stdout and len(process.stderr.splitlines()) == 1

@@ -36,9 +36,9 @@ from fairseq_synth import computations
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.inspect import (
     analysis,
+    arguments,
     attentions,
     checkpoints,
-    command,
     drawing,
     hooks,
     measure,
@@ -641,10 +641,11 @@ def test_passes_of_the_heads_part(trained, data, monkeypatch):
 
 def test_help_says_what_each_part_costs(capsys):
     with pytest.raises(SystemExit):
-        command.parse(["--help"])
+        arguments.parse(["--help"])
     text = capsys.readouterr().out
-    for name, part in analysis.PARTS.items():
-        assert f"  {name}" in text and part.cost_in_general in text
+    assert analysis.PARTS.keys() == arguments.PARTS.keys()
+    for name, part in arguments.PARTS.items():
+        assert f"  {name}" in text and part.cost in text
 
 
 def test_an_encoder_that_nothing_attends_to(data, tmp_path):

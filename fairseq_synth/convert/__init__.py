@@ -5,6 +5,7 @@
 `heads`          replaces heads in the state dict of a model
 `model`          builds the new model, and writes its checkpoint
 `tuning`         the command that continues the training of the new model
-`command`        the command line
+`arguments`      the flags of the command line; needs neither torch nor fairseq
+`command`        what the command does
 ===============  ============================================================================
 """

@@ -11,7 +11,7 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from ..errors import SynthesizerError
 from ..inspect.attentions import Attention, Head, attentions, find_stacks, self_attentions
 from ..inspect.checkpoints import Loaded
-from ..inspect.words import FUNCTIONS
+from .arguments import KEEP
 
 # {class of a model of fairseq: registered name of this plugin's model that it becomes}
 STOCK_MODELS: dict[type, str] = {
@@ -19,10 +19,7 @@ STOCK_MODELS: dict[type, str] = {
     TransformerLanguageModel: "transformer_lm_synth",
     RobertaModel: "roberta_synth",
 }
-KEEP = "vanilla"  # the function of a stack that stays as it is
-CHOICES = (*FUNCTIONS, KEEP)
 DEFAULT_FUNCTION = "random"
-STACKS = ("encoder", "decoder")  # there is a flag for each
 
 
 class Conversion(NamedTuple):

@@ -19,6 +19,7 @@
 `drawing`        pictures as plain values, and how they are drawn; needs matplotlib
 `pictures`       the pictures of one model or of several
 `output`         the folder that is written, file by file
-`command`        the command line
+`arguments`      the flags of the command line; needs neither torch nor fairseq
+`command`        what the command does
 ===============  =====================================================================================
 """

@@ -1,4 +1,4 @@
-"""``python -m fairseq_synth.inspect``: the command line is in `command`."""
+"""``python -m fairseq_synth.inspect``: `arguments` has the flags, and `command` does the work."""
 
 import logging
 import sys
@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from .. import register
 from ..errors import run_command
+from .arguments import parse
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs the command line; see `command.main`."""
-    register()  # first: it says in one line if fairseq does not fit
-    from .command import main as run
+    """Runs the command line. `argv`: its words; None: those of this process."""
+    args = parse(argv)
+    register()  # before the next import, which needs a fairseq that fits
+    from .command import run
 
-    run(argv)
+    run(args)
 
 
 if __name__ == "__main__":

@@ -23,56 +23,23 @@ logger = logging.getLogger(__name__)
 
 
 class Part(NamedTuple):
-    """One part of an inspection on data, which ``--only`` may choose.
+    """The functions of a part of an inspection on data; `arguments.PARTS` describes the parts for --help.
 
     Attributes:
-        content: what the part measures, for --help.
-        cost_in_general: how much it computes for any model, for --help.
-        describe_cost: returns how much it computes for one model.
-        measure: measures it, and adds the results to the inspection.
+        describe_cost: returns how much the part computes for one model.
+        measure: measures the part, and adds the results to the inspection.
     """
 
-    content: str
-    cost_in_general: str
     describe_cost: Callable[[Inspection], str]
     measure: Callable[[Inspection], None]
 
 
 PARTS = {
-    "attention": Part(
-        content="logits, attention weights and their singular values",
-        cost_in_general="3 passes over the sentences",
-        describe_cost=attention_part.describe_cost,
-        measure=attention_part.measure,
-    ),
-    "layers": Part(
-        content="rank of the layers",
-        cost_in_general="8 passes over 64 sentences",
-        describe_cost=layers_part.describe_cost,
-        measure=layers_part.measure,
-    ),
-    "heads": Part(
-        content="importance of heads, loss and BLEU without them",
-        cost_in_general=(
-            "a pass for each head, and up to --steps translations for each kind of attention; the slowest part"
-        ),
-        describe_cost=heads_part.describe_cost,
-        measure=heads_part.measure,
-    ),
-    "words": Part(
-        content="loss with heads that look by position alone",
-        cost_in_general=(
-            "a pass over up to 2,000 sentences of the training split, then two passes for each head of self-attention"
-        ),
-        describe_cost=words_part.describe_cost,
-        measure=words_part.measure,
-    ),
-    "lengths": Part(
-        content="loss and BLEU by sentence length",
-        cost_in_general="one pass, and one translation",
-        describe_cost=lengths_part.describe_cost,
-        measure=lengths_part.measure,
-    ),
+    "attention": Part(attention_part.describe_cost, attention_part.measure),
+    "layers": Part(layers_part.describe_cost, layers_part.measure),
+    "heads": Part(heads_part.describe_cost, heads_part.measure),
+    "words": Part(words_part.describe_cost, words_part.measure),
+    "lengths": Part(lengths_part.describe_cost, lengths_part.measure),
 }
 
 

@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 import torch.nn as nn
 from torch import Tensor
 
+from .arguments import PARTS
 from .checkpoints import Batch, Loaded, list_inputs
 from .results import Results
-
-ALL_PARTS = ("attention", "layers", "heads", "words", "lengths")
 
 
 class Options(NamedTuple):
     """The options of the command line that decide what is measured."""
 
-    parts: Sequence[str] = ALL_PARTS
+    parts: Sequence[str] = tuple(PARTS)
     subset: str = "valid"  # the split of the data to read
     sentences: int | None = None  # how many sentences to read at most; None: all
     positions: int = 32  # rows and columns of the mean attention matrices that are kept

@@ -18,9 +18,6 @@ from .measure import sentence_weights
 from .passes import SentenceReading, loss, padding_index, progress, read_sentences
 from .positional import Constants, MeanByPosition, fit_constants, toeplitz
 
-SENTENCES = 2000  # over how many sentences attention is averaged at most, if no other number is given
-FUNCTIONS = ("random", "relative_random", "factorized_random")  # whose parameters can be set to get given logits
-
 
 class Averages(NamedTuple):
     """The self-attention of a model, averaged by position."""

@@ -1,5 +1,6 @@
 """Measures the loss with heads of self-attention that look by position alone, by their average on the training data."""
 
+from ...names import AVERAGED_SENTENCES
 from .. import words
 from ..attentions import Head, self_attentions
 from ..inspection import Inspection, round_floats
@@ -20,8 +21,8 @@ def describe_cost(inspection: Inspection) -> str:
 def count_training_sentences(inspection: Inspection) -> int:
     """Returns over how many sentences attention is averaged at most."""
     if inspection.options.sentences is None:
-        return words.SENTENCES
-    return min(inspection.options.sentences, words.SENTENCES)
+        return AVERAGED_SENTENCES
+    return min(inspection.options.sentences, AVERAGED_SENTENCES)
 
 
 def measure(inspection: Inspection) -> None:

@@ -1,0 +1,87 @@
+"""Turns a trained Transformer into a Synthesizer: heads of its self-attention no longer look at the words.
+
+The logits of a head become constants, those that come nearest to its attention averaged by position over the data.
+Nothing is trained; the last line printed is a command that does. Takes fairseq's transformer, transformer_lm and
+roberta, and those heads of this plugin's models that use vanilla. NEW.pt needs this plugin's --user-dir.
+"""
+
+# Neither torch nor fairseq is imported here, which would take seconds, so that --help and most errors come at once.
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import SynthesizerError
+from ..names import AVERAGED_SENTENCES, POSITION_FUNCTIONS
+
+STACKS = ("encoder", "decoder")  # there is a flag for each
+KEEP = "vanilla"  # the function of a stack that stays as it is
+CHOICES = (*POSITION_FUNCTIONS, KEEP)
+POSITIVE_FLAGS = ("sentences", "rank", "max_length", "heads_within")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the flags of the command line, after checking them.
+
+    Raises:
+        SynthesizerError: a value cannot be used, or the output exists or cannot be written.
+    """
+    parser = argparse.ArgumentParser(prog="python -m fairseq_synth.convert", description=__doc__)
+    layers_help = "convert only these, joined by commas, such as encoder.self.0,decoder.self.3 (default: all)"
+    heads_within_help = (
+        "convert only the cheapest heads, as long as the loss grows by at most this (default: all heads)"
+    )
+    sentences_help = f"read at most this number of sentences of each split (default: {AVERAGED_SENTENCES})"
+    subset_help = "average attention over this split (default: train); losses are always those of valid"
+    max_length_help = "--synth-max-length of the new model (default: the length of the longest sentence that is read)"
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="a .pt file of fairseq-train")
+    add("--data", type=Path, required=True, metavar="DATA_BIN", help="binarised data of the model's dictionaries")
+    add("--out", type=Path, required=True, metavar="NEW.pt", help="the file to write")
+    for stack in STACKS:
+        stack_help = f"new function of the {stack}'s heads: one of {', '.join(CHOICES)} (default: random)"
+        add(f"--{stack}", metavar="FUNCTION", help=stack_help)
+    add("--layers", metavar="NAMES", help=layers_help)
+    add("--heads-within", type=float, metavar="BITS", help=heads_within_help)
+    add("--sentences", type=int, default=AVERAGED_SENTENCES, metavar="N", help=sentences_help)
+    add("--subset", default="train", help=subset_help)
+    add("--max-length", type=int, metavar="N", help=max_length_help)
+    add("--rank", type=int, default=8, metavar="K", help="rank of factorized_random (default: 8)")
+    add("--user-dir", type=Path, metavar="DIR", help="the --user-dir given to fairseq-train, if it is another")
+    add("--force", action="store_true", help="overwrite NEW.pt")
+    args = parser.parse_args(argv)
+    check_values(args)
+    check_place(args.out, may_overwrite=args.force)
+    return args
+
+
+def check_values(args: argparse.Namespace) -> None:
+    """Checks the numbers and the names of functions on the command line.
+
+    `CHOICES` are the functions whose parameters can be computed from attention weights, and ``vanilla``.
+
+    Raises:
+        SynthesizerError: a number is not above 0, or a function is not in `CHOICES`.
+    """
+    for name in POSITIVE_FLAGS:
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise SynthesizerError(f"--{name.replace('_', '-')} {value}: must be above 0")
+    for stack in STACKS:
+        function = getattr(args, stack)  # the flags --encoder and --decoder are named after the stacks
+        if function is not None and function not in CHOICES:
+            from ..synthesizers import SYNTHESIZERS
+
+            reason = "no closed form makes it of attention" if function in SYNTHESIZERS else "unknown function"
+            raise SynthesizerError(f"--{stack} {function}: {reason}; choose from {', '.join(CHOICES)}")
+
+
+def check_place(out: Path, may_overwrite: bool) -> None:
+    """Checks that the new checkpoint can be written, before anything is computed.
+
+    Raises:
+        SynthesizerError: the file exists, or its folder does not.
+    """
+    if out.exists() and not may_overwrite:
+        raise SynthesizerError(f"--out {out}: exists already; give --force to overwrite it, or another name")
+    if not out.absolute().parent.is_dir():
+        raise SynthesizerError(f"--out {out}: its folder does not exist; make it, or choose another")
