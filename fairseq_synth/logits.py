@@ -98,18 +98,12 @@ class NormalForm(NamedTuple):
             scores = inner_product(self.query, self.key)
         if self.left is not None and self.right is not None:
             scores = add(scores, outer_product(self.left, self.right, src_len))
-        if self.bias is None:
-            assert scores is not None, "the logits have no terms"
-            return scores
         if scores is None:
+            assert self.bias is not None, "the logits have no terms"
             return self.bias
-        # A sum in place saves memory. It is possible because `scores` is the result of a product, which is in memory of
-        # its own, and only if `scores` has the size of the sum. Both have S columns, so the other dimensions decide:
-        # sentences, heads and rows. If the bias has more of one of them, where `scores` has 1, the sum is larger.
-        has_size_of_sum = all(self.bias.size(dim) <= scores.size(dim) for dim in range(3))
-        if has_size_of_sum:
-            return at_least_fp32(scores).add_(self.bias)
-        return add(scores, self.bias)
+        if self.bias is None:
+            return scores
+        return add_bias_(scores, self.bias)
 
 
 class Logits:
@@ -167,6 +161,7 @@ class Logits:
         """
         bias = self._sum_of_biases(src_len)
 
+        # The first outer product stays, and the others are added to the bias.
         left = None
         right = None
         for outer in self.outers:
@@ -177,20 +172,23 @@ class Logits:
             else:
                 bias = add(bias, outer_product(factors.left, factors.right, src_len))
 
+        # The features of all inner products are joined; or in a decoding step, which has a single row, the first inner
+        # product stays, and the others are added to the bias. Joining would copy the keys of all tokens so far.
         queries: list[Tensor] = []
         keys: list[Tensor] = []
         for product in self.products:
             query, key = weight_smaller_factor(product.query, product.key, product.scale, product.weight)
             is_decoding_step = query.size(2) == 1
             if queries and is_decoding_step:
-                # Joining the features would copy the keys of all tokens so far, to compute one row of logits.
+                # In fp32, even if this is the first part of the bias, to which a product is added later.
                 bias = add(bias, at_least_fp32(inner_product(query, key)))
             else:
                 queries.append(query)
                 keys.append(key)
-        if not queries:
-            return NormalForm(query=None, key=None, left=left, right=right, bias=bias)
-        return NormalForm(query=join_features(queries), key=join_features(keys), left=left, right=right, bias=bias)
+
+        query_of_sum = join_features(queries) if queries else None
+        key_of_sum = join_features(keys) if keys else None
+        return NormalForm(query=query_of_sum, key=key_of_sum, left=left, right=right, bias=bias)
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
@@ -199,17 +197,17 @@ class Logits:
     def _sum_of_biases(self, src_len: int) -> Tensor | None:
         """Returns the sum of all biases and diagonals, (B or 1, H or 1, T or 1, S), or None if there are none.
 
-        Later, inner and outer products are added to the result. So it is in fp32 at least if the logits have several
-        terms of any kind. A single term is added to nothing, and keeps its type.
+        The result is in fp32 at least if the logits have other terms, also if these are products, which are added to it
+        later. A single term keeps its type.
         """
         num_terms = len(self.products) + len(self.outers) + len(self.biases) + len(self.diagonals)
-        is_part_of_a_sum = num_terms > 1
+        needs_fp32 = num_terms > 1
         total = None
         for bias in self.biases:
-            matrix = at_least_fp32(bias.bias) if is_part_of_a_sum else bias.bias
+            matrix = at_least_fp32(bias.bias) if needs_fp32 else bias.bias
             total = add(total, multiply(matrix, bias.weight))
         for diagonals in self.diagonals:
-            values = at_least_fp32(diagonals.values) if is_part_of_a_sum else diagonals.values
+            values = at_least_fp32(diagonals.values) if needs_fp32 else diagonals.values
             total = add(total, toeplitz(multiply(values, diagonals.weight), src_len))
         return total
 
@@ -219,6 +217,21 @@ def add(x: Tensor | None, y: Tensor) -> Tensor:
     if x is None:
         return y
     return at_least_fp32(x) + at_least_fp32(y)
+
+
+def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
+    """Returns ``products + bias`` in fp32 at least, computed in place of `products` if possible, which saves memory.
+
+    Args:
+        products: A sum of products, in memory of its own, (B or 1, H or 1, T, S).
+        bias: (B or 1, H or 1, T or 1, S).
+    """
+    # Where `products` has one sentence, head or row for all, and the bias has several, the sum is larger than
+    # `products`.
+    has_size_of_sum = all(bias.size(dim) <= products.size(dim) for dim in range(3))
+    if has_size_of_sum:
+        return at_least_fp32(products).add_(bias)
+    return add(products, bias)
 
 
 def multiply(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -260,12 +273,12 @@ def weight_smaller_factor(left: Tensor, right: Tensor, scale: float, weight: Ten
 def outer_factors(outer: Outer, src_len: int) -> Factors:
     """Returns the left and right factor of an outer product, as far as `src_len` columns need them.
 
-    Column j of a row is ``left[j // b] * right[j % b]``, where b is the number of right features. The weight of the
-    outer product is multiplied into one of the factors.
+    Column j of a row is ``left[j // b] * right[j % b]``, where b is the number of right features. If the left factor
+    has too few features for this, it begins again with its first feature. The weight of the outer product is multiplied
+    into one of the factors.
     """
     right_size = outer.factors.size(3) - outer.left_size  # b
-    left, right = outer.factors.split([outer.left_size, right_size], dim=3)
-    # `take_positions` begins again with the first feature if there are fewer left features than that.
+    left, right = outer.factors.split([outer.left_size, right_size], dim=3)  # (B, H, T, a) and (B, H, T, b)
     num_left_features = count_left_features(src_len, right_size)
     left = take_positions(left, dim=3, start=0, count=num_left_features)
     right = take_positions(right, dim=3, start=0, count=min(right_size, src_len))
@@ -282,7 +295,7 @@ def count_left_features(src_len: int, right_size: int) -> int:
 
 
 def toeplitz(values: Tensor, src_len: int) -> Tensor:
-    """Returns the matrix (1, H, T, S) whose entries depend only on the distance between row and column.
+    """Returns the matrix (1, H, T, S) whose entries depend only on the distance from row i to column j, ``j - i``.
 
     Args:
         values: The values of `Diagonals`, (1, H, 1, T + S - 1), from the smallest distance to the largest.
@@ -293,12 +306,14 @@ def toeplitz(values: Tensor, src_len: int) -> Tensor:
     rows_from_last_to_first = values.squeeze(2).unfold(2, src_len, 1)  # (1, H, T, S), a view
     tgt_len = rows_from_last_to_first.size(2)
     if tgt_len == 1:
-        return rows_from_last_to_first
+        return rows_from_last_to_first  # `flip` would only copy it
     return rows_from_last_to_first.flip(2)
 
 
 def inner_product(query: Tensor, key: Tensor) -> Tensor:
-    """Returns ``query @ key^T``, (B, H, T, S). Keys that all sentences share are not copied for each sentence.
+    """Returns ``query @ key^T``, (B, H, T, S).
+
+    If all sentences share the keys, torch.matmul would copy the keys for each sentence. Other calls do not.
 
     Args:
         query: (B or 1, H or 1, T, r).

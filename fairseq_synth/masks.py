@@ -85,14 +85,15 @@ def masked_softmax(
     """
     # `scores` is bound again in each step, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
-        scores = add_mask(scores, attn_mask)
-    hidden = hidden_keys(key_padding_mask, attn_mask)
+        scores = add_mask(scores, attn_mask)  # the causal mask, or numbers
+    hidden = hidden_keys(key_padding_mask, attn_mask)  # padding, and all that a mask other than the causal one hides
     if hidden is None:
         return torch.softmax(scores, dim=-1)
     # The lowest finite number, because minus infinity would make a row NaN all of whose keys are hidden.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
     if zero_unseeing_rows:
+        # In all other rows, the weights of hidden keys are 0 already.
         return weights.masked_fill(hidden, 0.0)
     return weights
 
@@ -105,7 +106,7 @@ def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
         attn_mask: As in `masked_softmax`. A boolean one has no numbers, so nothing is added.
     """
     if is_causal(attn_mask):
-        # T = S. This is the number of columns, because logits that are the same in all rows have a single row here.
+        # T = S, read from the columns, because logits that are the same in all rows have a single row here.
         length = scores.size(3)
         return scores + future_mask(length, scores)
     if attn_mask.dtype == torch.bool:
@@ -116,8 +117,7 @@ def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
 def hidden_keys(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
     """Returns which keys the masks hide from which rows, in a shape that fits (B, H, T, S); or None if they hide none.
 
-    What the `causal_mask` hides is left out, because `add_mask` is enough for it: a row sees its own key at least, so
-    that minus infinity in all others makes no row NaN.
+    The `causal_mask` is not included, because `add_mask` hides its keys already, by minus infinity.
 
     Args:
         key_padding_mask: (B, S), true for hidden keys, or None.
@@ -170,9 +170,10 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
         return None
     is_token = (~padding_mask).long()
     num_tokens = is_token.sum(dim=1, keepdim=True)
+    is_padding = 1 - is_token
     # The cumulative sums number the tokens of a sentence, and its padding, from 1. Padding begins after the last token.
     columns_of_tokens = is_token.cumsum(dim=1) - 1
-    columns_of_padding = num_tokens + (1 - is_token).cumsum(dim=1) - 1
+    columns_of_padding = num_tokens + is_padding.cumsum(dim=1) - 1
     return torch.where(padding_mask, columns_of_padding, columns_of_tokens)
 
 
@@ -207,6 +208,8 @@ def align(x: Tensor, columns: Tensor | None) -> Tensor:
 
 def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
     """Returns a batch with each token moved back to the column that it had before `align`.
+
+    That is ``restored[b, t] = x[b, columns[b, t]]``.
 
     Args:
         x: (T, B, C), or (B, T, C) if `batch_first`.

@@ -44,7 +44,7 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     The first row is at position `Inputs.start`, and the first column at position 0. Positions beyond l begin again at
     0; see `take_positions`.
     """
-    num_heads, length, width = parameter.size()
+    _, length, width = parameter.size()
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
@@ -52,16 +52,24 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     cuts_columns = src_len < width
     has_positions_beyond = start + tgt_len > length
     if cuts_rows and cuts_columns and not has_positions_beyond:
-        # This is `parameter[None, :, start : start + tgt_len, :src_len]` as one view. Slicing makes two views, one for
-        # rows and one for columns, and the backward pass of each makes a tensor as large as the whole parameter.
-        head_stride, row_stride, column_stride = parameter.stride()
-        return parameter.as_strided(
-            size=[1, num_heads, tgt_len, src_len],
-            stride=[0, head_stride, row_stride, column_stride],
-            storage_offset=parameter.storage_offset() + start * row_stride,
-        )
+        return view_window(parameter, start, tgt_len, src_len)
+    # If only one dimension is cut, slicing makes a single view, too. Beyond l, `take_positions` copies.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)
     return take_positions(rows, dim=2, start=0, count=src_len)[None]
+
+
+def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Tensor:
+    """Returns ``parameter[None, :, start : start + tgt_len, :src_len]`` as a single view of the parameter (H, l, l).
+
+    Slicing would make two views, one for rows and one for columns, and the backward pass of each would make a tensor as
+    large as the whole parameter.
+    """
+    head_stride, row_stride, column_stride = parameter.stride()
+    return parameter.as_strided(
+        size=[1, parameter.size(0), tgt_len, src_len],
+        stride=[0, head_stride, row_stride, column_stride],
+        storage_offset=parameter.storage_offset() + start * row_stride,
+    )
 
 
 def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
@@ -71,7 +79,8 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     column, and ends with the distance from the first row to the last column.
 
     The parameter is cut where it has more distances than needed, and its first and last value are repeated where it has
-    fewer. If nothing is repeated, the result is a view; indexing with a clamped range of distances would always copy.
+    fewer. For example, a parameter with the values a b c d e for the distances -2 to 2 becomes a a b c d for a single
+    row at position 3 and five columns, whose distances are -3 to 1.
 
     Args:
         parameter: (H, 2 m + 1), a value for each distance from -m to m. Distances below -m have the value of -m, and
@@ -93,7 +102,7 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     first_known = max(first_needed, -largest_distance)
     last_known = min(last_needed, largest_distance)
     index_of_first_known = first_known + largest_distance  # the distance -m is at index 0
-    values = parameter.narrow(dim=1, start=index_of_first_known, length=last_known - first_known + 1)
+    values = parameter.narrow(dim=1, start=index_of_first_known, length=last_known - first_known + 1)  # a view
     if first_needed < first_known or last_needed > last_known:
         before = parameter[:, :1].expand(-1, first_known - first_needed)  # the value of -m for each distance below -m
         after = parameter[:, -1:].expand(-1, last_needed - last_known)  # the value of m for each distance above m

@@ -433,12 +433,14 @@ class Mixture(LayerSynthesizer):
             like: A tensor with the device and type of the result. (There may be no parameter that has them.)
 
         Returns:
-            the factor (H,) by which the attention has to multiply the queries of each head, or None if no function
-            reads queries. It is 1 if nothing is changed.
+            the factor (H,) by which the attention has to multiply the queries of each head; None if no function reads
+            queries. The factor is 1 if nothing is changed, as in a second call.
         """
+        query_factor = like.new_ones(self.num_heads) if self.reads_query_key else None
         if not self._can_fold_weights():
-            return like.new_ones(self.num_heads) if self.reads_query_key else None
-        query_factor = self._take_factor_of_vanilla_(like) if self.reads_query_key else None
+            return query_factor
+        if self.reads_query_key:
+            query_factor = self._take_factor_of_vanilla_(like)
         self._scale_other_functions_()
         # The buffer marks the state dict of a module that has changed, so that no training goes on with it. Without
         # weights to fold and without a scale of `vanilla`, nothing has changed.
