@@ -28,8 +28,6 @@ class RowCounter:
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        # Outside inference mode, nothing may write to tensors that were made in it.
-        self.is_inference = torch.is_inference_mode_enabled()
 
 
 class BlockTable(NamedTuple):
@@ -142,8 +140,7 @@ def renumber(table: BlockTable) -> BlockTable:
 def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens: int, capacity: int) -> bool:
     """Returns whether the matrices of keys and values are to be replaced by new ones.
 
-    They are if the new tokens do not fit, if so few of their rows are used that memory is wasted, or if they cannot be
-    written to.
+    They are if the new tokens do not fit, or if so few of their rows are used that memory is wasted.
 
     Args:
         counter: The counter of the matrices.
@@ -153,9 +150,7 @@ def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens
     """
     is_full = counter.num_tokens + num_new_tokens > capacity
     is_mostly_unused = capacity > LARGEST_EXCESS * num_live_tokens
-    # torch does not let code outside inference mode write to a tensor that was made in it.
-    is_read_only = counter.is_inference and not torch.is_inference_mode_enabled()
-    return is_full or is_mostly_unused or is_read_only
+    return is_full or is_mostly_unused
 
 
 def reserve_rows(counter: RowCounter, bsz: int, num_heads: int, count: int, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes or reuses the environment in .venv and runs the tests on all cores.
 #
-#   scripts/test.sh                  the default tests: about 12 minutes of CPU time
+#   scripts/test.sh                  the default tests: about 10 minutes of CPU time
 #   scripts/test.sh --kernels        also all tests of the GPU kernels, which are off by default, with all lengths of a
 #                                    sentence. They run in Triton's interpreter. Without an option a few chosen calls run.
 #   scripts/test.sh --all            everything that .ci/run runs: most tests of the kernels, with one length of a sentence

@@ -25,7 +25,7 @@ from kernel_calls import (
 )
 
 from fairseq_synth.computations import kernels, plain
-from fairseq_synth.computations.kernels import launches
+from fairseq_synth.computations.kernels import launches, tensors
 from fairseq_synth.logits import Bias, Diagonals, Outer, Product
 from fairseq_synth.positions import take_distances, take_window
 from fairseq_synth.synthesizers import register_synthesizer
@@ -475,3 +475,20 @@ def test_parameters_that_are_not_trained_have_no_gradient(monkeypatch):
     assert set(expected) - set(results) == set(frozen)
     for name in results:
         torch.testing.assert_close(results[name], expected[name])
+
+
+def test_only_the_first_rows_and_columns_of_a_parameter_are_read_in_the_parameter():
+    """Any other part of it is copied, as its rows lie elsewhere in memory."""
+    parameter = torch.randn(2, 6, 4)
+    for beginning in (parameter[None], parameter[None, :, :3], parameter[None, :, :1], parameter[None, :, :5, :2]):
+        assert tensors.read_whole(beginning, heads=2).tensor is parameter
+    for part in (
+        parameter[None, :, ::2],
+        parameter[None, :, 1:4],
+        parameter[None, :, :, ::2],
+        parameter[None, :, :, 1:],
+        parameter[None, :1],
+    ):
+        whole = tensors.read_whole(part, heads=part.size(1))
+        assert whole.tensor is not parameter
+        torch.testing.assert_close(whole.tensor, part[0])
