@@ -31,7 +31,8 @@ from fairseq.sequence_generator import SequenceGenerator
 from rounds import Function
 
 from fairseq_synth.architectures import VARIANTS
-from fairseq_synth.inspect.command import labels, list_changed_flags
+from fairseq_synth.inspect.arguments import list_changed_flags
+from fairseq_synth.inspect.command import labels
 
 MAX_LENGTH = 256  # ℓ of the base model
 
