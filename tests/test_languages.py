@@ -1,6 +1,10 @@
-"""Text of many languages: it comes back as it went in, is scored by its language's rules, in any locale."""
+"""Text of many languages: how it is cleaned, split into subwords, put together again and scored, in any locale.
+
+The text comes from sentences.yaml, a page that says the same in all languages.
+"""
 
 import argparse
+import itertools
 import random
 import re
 import unicodedata
@@ -22,17 +26,29 @@ LANGUAGES = [language for language in PAGE if language != "en"]
 # an update or two of a small model
 TRAINING = [*"--max-update 2 --save-every 2 -- --validate-interval-updates 2 --data-buffer-size 0".split()]
 TRAINING += as_arguments(sizes("encoder", "decoder"))
-HOSTILE = {"LC_ALL": "C", "LANG": "", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "latin-1"}
+# environment variables of a locale that has ASCII alone
+ASCII_LOCALE = {
+    "LC_ALL": "C",
+    "LANG": "",
+    "PYTHONUTF8": "0",
+    "PYTHONCOERCECLOCALE": "0",
+    "PYTHONIOENCODING": "latin-1",
+}
+NUM_OTHER_SENTENCES = 4  # with which `sentences` begins
+NUM_TEST_SENTENCES = 24
 
 
 def sentences(language):
-    """All that the page makes: the same number of lines for each language, translations of each other."""
+    """Returns the sentences of the page in a language; line by line, they are translations of each other.
+
+    First come four sentences of their own, then all combinations of who does what where.
+    """
     page = PAGE[language]
-    parts = [{"who": a, "what": b, "where": c} for a in page["who"] for b in page["what"] for c in page["where"]]
-    return page["others"] + [page["form"].format(**part) for part in parts]
+    combinations = itertools.product(page["who"], page["what"], page["where"])
+    return page["others"] + [page["form"].format(who=who, what=what, where=where) for who, what, where in combinations]
 
 
-@pytest.mark.parametrize("text, wanted", [
+@pytest.mark.parametrize("text, expected", [
     # spaces of all kinds, and ends of lines, are blanks; several are one
     ("a\tb", "a b"), ("a\u00a0!", "a !"), ("a\u202f:", "a :"), ("a\u3000b", "a b"), ("a\u2009b", "a b"),
     ("a\u2028b\u2029c", "a b c"), ("a\x85b\x0bc\x0cd\x1ce\x1ff", "a b c d e f"), ("a\rb\r", "a b"), ("  a  b ", "a b"),
@@ -60,23 +76,27 @@ def sentences(language):
     *[(text, "") for text in ("\u200b", "\ufeff", "\u200c", " \u200d\u00a0", "\u00ad\u2060", "\x07", "\u3164",
         "\u2800", "\ufe0f", "\u180b", "")],
 ])  # fmt: skip
-def test_what_becomes_of_characters(text, wanted):
-    assert languages.one_line(text) == wanted
-    assert languages.one_line(wanted) == wanted  # a second time changes nothing
+def test_a_line_is_cleaned(text, expected):
+    assert languages.one_line(text) == expected
+    assert languages.one_line(expected) == expected  # a second time changes nothing
 
 
 def test_every_character_stays_or_is_in_the_table():
-    """All that Unicode has, but for what the table of docs/languages.md names."""
+    """Unicode's characters are kept in their composed form, but for those in the table of docs/languages.md."""
     for code in (*range(0x21, 0xD800), *range(0xE000, 0x30000)):
-        found = languages.one_line(f"a{chr(code)}b")
-        if unicodedata.name(chr(code), "").startswith("CJK COMPATIBILITY IDEOGRAPH"):
-            assert found == f"a{chr(code)}b", hex(code)
-        elif chr(code) not in languages.TABLE:
-            assert found == unicodedata.normalize("NFC", f"a{chr(code)}b"), hex(code)
-        assert len(found.split(" ")) == 1 + (" " in languages.TABLE.get(chr(code), "")), hex(code)  # as fairseq divides
+        character = chr(code)
+        text = f"a{character}b"
+        cleaned = languages.one_line(text)
+        if unicodedata.name(character, "").startswith("CJK COMPATIBILITY IDEOGRAPH"):
+            assert cleaned == text, hex(code)
+        elif character not in languages.TABLE:
+            assert cleaned == unicodedata.normalize("NFC", text), hex(code)
+        becomes_space = " " in languages.TABLE.get(character, "")
+        num_words = 2 if becomes_space else 1
+        assert len(cleaned.split(" ")) == num_words, hex(code)  # fairseq divides a line into words at spaces
 
 
-@pytest.mark.parametrize("text, language, wanted", [
+@pytest.mark.parametrize("text, language, expected", [
     ("ISPARTA İZMİR", "tr", "ısparta izmir"), ("IĞDIR", "az", "ığdır"), ("DIŞ", "tur_Latn", "dış"),
     ("İZMİR I", "en", "izmir i"),
     ("Straße STRASSE ẞ", "de", "straße strasse ß"), ("ΟΔΟΣ", "el", "οδος"), ("İ", "tr", "i"),
@@ -86,8 +106,9 @@ def test_every_character_stays_or_is_in_the_table():
     ("Қазақ тілінде IBM", "kk", "қазақ тілінде ibm"), ("IBM", "kk_Cyrl", "ibm"), ("IBM", "uz_Latn", "ibm"),
     ("J̃ Į́ Ì Š I", "lt", "j̇̃ į̇́ i̇̀ š i"), ("J̃ Ì", "en", "j̃ ì"),
 ])  # fmt: skip
-def test_lower(text, language, wanted):
-    assert languages.lower(unicodedata.normalize("NFC", text), language) == unicodedata.normalize("NFC", wanted)
+def test_lower_case_follows_the_language(text, language, expected):
+    composed_text = unicodedata.normalize("NFC", text)
+    assert languages.lower(composed_text, language) == unicodedata.normalize("NFC", expected)
 
 
 def test_lower_case_keeps_variants_of_chinese_characters():
@@ -98,8 +119,8 @@ def test_lower_case_keeps_variants_of_chinese_characters():
     ("en de", "bpe"), ("fr en", "bpe"), ("en ru", "bpe"), ("en th", "sentencepiece"), ("zh_CN en", "sentencepiece"),
     ("en tr", "sentencepiece"), ("hi en", "sentencepiece"), ("en de_AT", "sentencepiece"),
 ])  # fmt: skip
-def test_default_subwords(pair, kind, dry_run, tmp_path):
-    settings = prepare.prepare("own", pair.split(), tmp_path, None, {"like": None})
+def test_default_subwords_of_a_pair_of_languages(pair, kind, dry_run, tmp_path):
+    settings = prepare.prepare("own", pair.split(), out=tmp_path, source=None, chosen={"like": None})
     assert settings["subwords"] == kind
 
 
@@ -109,13 +130,19 @@ def test_default_subwords(pair, kind, dry_run, tmp_path):
     ("nan-Hant", "zh"), ("shn_Mymr", "char"), ("dzo_Tibt", "char"), ("jv-Java", "char"), ("ryu_Jpan", "char"),
     ("khb_Talu", "char"), ("jv_Latn", "13a"), ("en_news", "13a"),
 ])  # fmt: skip
-def test_bleu_of_a_language(language, tokenizer, monkeypatch, capsys):
-    """Where the package of a tokeniser is not there, BLEU counts characters, and says which package counts words."""
+def test_the_tokenizer_of_bleu_follows_the_language(language, tokenizer, monkeypatch, capsys):
+    """If the package of a tokeniser is missing, BLEU counts characters, and prints which package would count words."""
     for name in ("ja", "ko"):
         monkeypatch.setattr(f"sacrebleu.tokenizers.tokenizer_{name}_mecab.MeCab", None)
-    needs = "mecab" in tokenizer
-    assert metrics.bleu.__wrapped__(language).tokenizer_signature == ("char" if needs else tokenizer)
-    assert (f'({tokenizer}): pip install "sacrebleu[{tokenizer[:2]}]"' in capsys.readouterr().out) == needs
+    bleu = metrics.bleu.__wrapped__(language)
+    printed = capsys.readouterr().out
+    lacks_package = "mecab" in tokenizer
+    if lacks_package:
+        assert bleu.tokenizer_signature == "char"
+        assert f'({tokenizer}): pip install "sacrebleu[{tokenizer[:2]}]"' in printed
+    else:
+        assert bleu.tokenizer_signature == tokenizer
+        assert "pip install" not in printed
 
 
 @pytest.mark.parametrize("language, text, tokenizer", [
@@ -125,9 +152,11 @@ def test_bleu_of_a_language(language, tokenizer, monkeypatch, capsys):
     ("xx", "one ខ្មែរ two", "13a"), ("xx", "", "13a"),
     ("vai", "ꕉ" * 30, "char"),  # words that long are none
 ])  # fmt: skip
-def test_bleu_of_a_language_that_is_not_known_follows_the_script(language, text, tokenizer, tmp_path):
-    (tmp_path / "test").write_text(f"{text}\n", encoding="utf-8")
-    assert metrics.bleu.__wrapped__(language, references=tmp_path / "test").tokenizer_signature == tokenizer
+def test_the_tokenizer_of_bleu_for_an_unknown_language_follows_the_script(language, text, tokenizer, tmp_path):
+    references = tmp_path / "test"
+    references.write_text(f"{text}\n", encoding="utf-8")
+    bleu = metrics.bleu.__wrapped__(language, references=references)
+    assert bleu.tokenizer_signature == tokenizer
 
 
 @pytest.mark.parametrize("kind, language, line", [
@@ -135,64 +164,109 @@ def test_bleu_of_a_language_that_is_not_known_follows_the_script(language, text,
     ("bpe", "de", "Er sagt : &quot; Ja ! &quot; 3,5 % @-@ a"),
     ("sentencepiece", "th", "▁ที่ นี่ ▁มี"), ("sentencepiece", "en", "▁ a b ▁"),
 ])  # fmt: skip
-def test_undone_as_fairseq_does(kind, language, line, tmp_path):
-    """fairseq's own subwords and tokeniser, as fairseq-generate makes them of their flags."""
+def test_subwords_are_joined_as_fairseq_joins_them(kind, language, line, tmp_path):
+    """By its own classes, as fairseq-generate makes them of its flags."""
     (tmp_path / "codes").write_text("#version: 0.2\na b\n")
-    flags = argparse.Namespace(bpe_codes=str(tmp_path / "codes"), bpe_separator="@@", target_lang=language)
-    flags.source_lang = "en"
+    flags = argparse.Namespace(
+        bpe_codes=str(tmp_path / "codes"), bpe_separator="@@", source_lang="en", target_lang=language
+    )
     if kind == "sentencepiece":
-        wanted = SentencepieceBPE.decode(None, line)
+        expected = SentencepieceBPE.decode(None, line)
     else:
-        wanted = FairseqMoses(flags).decode(SubwordNMTBPE(flags).decode(line))
-    assert languages.undone(line, kind, language) == wanted
+        words = SubwordNMTBPE(flags).decode(line)
+        expected = FairseqMoses(flags).decode(words)
+    assert languages.undone(line, kind, language) == expected
 
 
 def write_corpus(folder, language, ending="", form="NFC"):
-    """English and another language: 190 pairs to train on, with all letters, 10 to validate, 24 to test."""
-    rows = list(zip(sentences("en"), sentences(language)))
-    others, rows = rows[:4], rows[4:]
-    random.Random(1).shuffle(rows)
+    """Writes the page in English and another language: 190 pairs to train on, 10 to validate and 24 to test.
+
+    The training set and the test set both have the four sentences with all letters.
+
+    Args:
+        folder: the folder to make, which is returned.
+        language: a language of the page.
+        ending: the ending of its files; by default the language.
+        form: Unicode's normal form in which the text is written.
+    """
+    pairs = list(zip(sentences("en"), sentences(language)))
+    others = pairs[:NUM_OTHER_SENTENCES]
+    combinations = pairs[NUM_OTHER_SENTENCES:]
+    random.Random(1).shuffle(combinations)
+    splits = {
+        "test": others + combinations[:20],
+        "valid": combinations[20:30],
+        "train": others + combinations[30:],
+    }
     folder.mkdir(parents=True)
-    for split, some in (("test", others + rows[:20]), ("valid", rows[20:30]), ("train", others + rows[30:])):
-        for side, end in enumerate(("en", ending or language)):
-            text = unicodedata.normalize(form, "".join(f"{row[side]}\n" for row in some))
-            (folder / f"{split}.{end}").write_text(text, encoding="utf-8")
+    for split, split_pairs in splits.items():
+        english_sentences, other_sentences = zip(*split_pairs)
+        write_lines(folder / f"{split}.en", english_sentences, form)
+        write_lines(folder / f"{split}.{ending or language}", other_sentences, form)
     return folder
 
 
+def write_lines(path, text_lines, form):
+    """Writes lines to a file in one of Unicode's normal forms."""
+    text = "".join(f"{line}\n" for line in text_lines)
+    path.write_text(unicodedata.normalize(form, text), encoding="utf-8")
+
+
+def append_text(path, text):
+    """Adds text to the end of a file, as it is."""
+    with open(path, "a", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+
+
 @pytest.fixture
-def prepared(programs_in_process, tmp_path, capsys):
-    """Prepares the page of a language, with further lines behind its test set: the folder, and what is printed."""
+def prepare_page(programs_in_process, tmp_path, capsys):
+    """Returns a function that prepares the page in English and a language.
 
-    def made(language, *options, ending="", more=("", ""), form="NFC"):
-        raw, ending = write_corpus(tmp_path / "raw", language, ending, form), ending or language
-        for side, text in zip(("en", ending), more):
-            with open(raw / f"test.{side}", "a", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-        prepare.main([str(raw), "en", ending, str(tmp_path / "data"), "--workers", "1", *options])
-        return tmp_path / "data", capsys.readouterr().out
+    It returns the folder of the data, and what prepare.sh has printed. `more` is text for the end of the test set, in
+    English and in the language.
+    """
 
-    return made
+    def prepare_language(language, *options, ending="", more=("", ""), form="NFC"):
+        ending = ending or language
+        raw = write_corpus(tmp_path / "raw", language, ending, form)
+        more_english, more_in_language = more
+        append_text(raw / "test.en", more_english)
+        append_text(raw / f"test.{ending}", more_in_language)
+        data = tmp_path / "data"
+        prepare.main([str(raw), "en", ending, str(data), "--workers", "1", *options])
+        return data, capsys.readouterr().out
+
+    return prepare_language
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_text_comes_back(prepared, language):
-    """By default, in small letters or in whatever form of Unicode it is; tabs, too, and a separator of lines."""
+def test_text_comes_back_from_its_subwords(prepare_page, language):
+    """Some languages are in lower case, and some in another form of Unicode. A tab and a line separator are spaces."""
     ending = {"ko": "ko_KR", "zh": "zh-Hans"}.get(language, language)
-    form, small = "NFD" if language in ("vi", "ko", "de") else "NFC", language in ("tr", "ru")
-    more = {"ending": ending, "form": form, "more": ("a\tbook\u2028", "a\u00a0\u00a0book")}
-    data, said = prepared(language, *["--lowercase"] * small, **more)
-    assert "\nround trip: BLEU 100.00, 25 of 25 lines\n" in said and "\nround trip of en: BLEU 100.00" in said
-    assert "warning" not in said and ("they are composed now (NFC)" in said) == (form == "NFD")
+    form = "NFD" if language in ("vi", "ko", "de") else "NFC"
+    is_lowercase = language in ("tr", "ru")
+    options = ["--lowercase"] if is_lowercase else []
+    more = ("a\tbook\u2028", "a\u00a0\u00a0book")
+    data, printed = prepare_page(language, *options, ending=ending, form=form, more=more)
+
+    assert "\nround trip: BLEU 100.00, 25 of 25 lines\n" in printed
+    assert "\nround trip of en: BLEU 100.00" in printed
+    assert "warning" not in printed
+    assert ("they are composed now (NFC)" in printed) == (form == "NFD")
     settings = load(data / "settings.json")
     assert settings["round_trip"] == [100.0, 25, 25]
     assert settings["subwords"] == ("bpe" if language in ("de", "fr", "ru") else "sentencepiece")
-    for side in ("en", ending):  # what is trained on, too
-        found = [languages.undone(line, settings["subwords"], side) for line in lines(data / "sub" / f"train.{side}")]
-        assert found == [*lines(data / "text" / f"train.{side}")]
-    wanted = [unicodedata.normalize("NFC", line) for line in (*sentences(language)[:4], "a book")]
-    found = (data / f"test.{ending}").read_text(encoding="utf-8").splitlines()
-    assert [*found[:4], found[-1]] == [languages.lower(line, language) if small else line for line in wanted]
+
+    for side in ("en", ending):  # the training text, too
+        subwords = lines(data / "sub" / f"train.{side}")
+        joined = [languages.undone(line, settings["subwords"], side) for line in subwords]
+        assert joined == list(lines(data / "text" / f"train.{side}"))
+
+    expected = [unicodedata.normalize("NFC", line) for line in (*sentences(language)[:4], "a book")]
+    if is_lowercase:
+        expected = [languages.lower(line, language) for line in expected]
+    references = (data / f"test.{ending}").read_text(encoding="utf-8").splitlines()
+    assert [*references[:4], references[-1]] == expected
 
 
 SYMBOLS = [
@@ -201,14 +275,18 @@ SYMBOLS = [
 ]  # fmt: skip
 
 
-def test_symbols_come_back_with_bpe(prepared):
-    """Emoji, raised digits, joiners and accents stay in their words, in data and in what is translated."""
+def test_symbols_come_back_with_bpe(prepare_page):
+    """Emoji, raised digits, joiners and accents stay in their words, in the data and in text to be translated."""
     text = "".join(f"{line}\n" for line in SYMBOLS)
-    data, said = prepared("de", "--merges", "60", more=(text, text))
+    data, printed = prepare_page("de", "--merges", "60", more=(text, text))
     settings = load(data / "settings.json")
-    assert settings["subwords"] == "bpe" and settings["round_trip"] == [100.0, 30, 30] and "warning" not in said
-    assert (data / "tok" / "test.de").read_text(encoding="utf-8").splitlines()[-6] == SYMBOLS[0]
-    assert translate.as_prepared(text, settings, data) == [*lines(data / "sub" / "test.en")][-6:]
+    assert settings["subwords"] == "bpe"
+    assert settings["round_trip"] == [100.0, 30, 30]
+    assert "warning" not in printed
+    first_symbols = (data / "tok" / "test.de").read_text(encoding="utf-8").splitlines()[-len(SYMBOLS)]
+    assert first_symbols == SYMBOLS[0]
+    subwords_of_symbols = list(lines(data / "sub" / "test.en"))[-len(SYMBOLS) :]
+    assert translate.as_prepared(text, settings, data) == subwords_of_symbols
 
 
 @pytest.mark.parametrize("language, options, more, cause", [
@@ -217,56 +295,94 @@ def test_symbols_come_back_with_bpe(prepared):
     ("de", ["--merges", "60"], "Er „sagt“ – „nichts“\n" * 9, "quotes and dashes plain, .*; --subwords sentencepiece"),
     ("de", ["--subwords", "sentencepiece", "--nfkc"], "½ ½ ½ ½ ½ ½ ½\n" * 9, "--nfkc makes letters alike"),
 ])  # fmt: skip
-def test_text_that_does_not_come_back(prepared, language, options, more, cause):
-    """What a perfect translation would have is said, with the first line that differs, the cause and the mend."""
-    data, said = prepared(language, *options, more=("word\n" * more.count("\n"), more))
+def test_text_that_does_not_come_back_is_reported(prepare_page, language, options, more, cause):
+    """With the score of a perfect translation, the first line that differs, the cause, and what to do."""
+    num_lines = more.count("\n")
+    data, printed = prepare_page(language, *options, more=("word\n" * num_lines, more))
     score, same, total = load(data / "settings.json")["round_trip"]
-    assert score < checks.LEAST_BLEU and same < total == 24 + more.count("\n")
-    assert f"round trip: BLEU {score:.2f}, {same} of {total} lines\n  line " in said
-    assert f"warning: no translation can have more than BLEU {score:.2f}: " in said and re.search(cause, said)
+    assert score < checks.LEAST_BLEU
+    assert same < total == NUM_TEST_SENTENCES + num_lines
+    assert f"round trip: BLEU {score:.2f}, {same} of {total} lines\n  line " in printed
+    assert f"warning: no translation can have more than BLEU {score:.2f}: " in printed
+    assert re.search(cause, printed)
 
 
-def test_characters_that_change_form_are_counted(prepared):
-    """Composed accents, and single characters that Unicode's canonical form replaces, each by their own name."""
-    _, said = prepared("fr", more=("five ohm\n", "5 \u2126\n"), form="NFD")
-    assert "pairs had letters and accents apart (NFD); they are composed now (NFC)" in said
-    assert "1 pairs had characters that Unicode's canonical form (NFC) replaces by others" in said
+def test_characters_that_change_form_are_counted(prepare_page):
+    """Letters that are composed, and single characters that Unicode's canonical form replaces, are counted apart."""
+    _, printed = prepare_page("fr", more=("five ohm\n", "5 \u2126\n"), form="NFD")
+    assert "pairs had letters and accents apart (NFD); they are composed now (NFC)" in printed
+    assert "1 pairs had characters that Unicode's canonical form (NFC) replaces by others" in printed
 
 
-def test_lines_that_are_cut(prepared):
-    """They cannot come back, and translations may be longer: they are left out. If all are, nothing is counted."""
-    cut = ["--subwords", "sentencepiece", "--keep-end", "--truncate-source", "3", "--truncate-target"]
-    data, said = prepared("de", *cut, "9", more=("book a\n", "usw.\n"))
+def test_lines_that_are_cut_do_not_count_in_the_round_trip(prepare_page):
+    """They cannot come back, and a translation may be longer. If all lines are cut, nothing is counted."""
+    options = ["--subwords", "sentencepiece", "--keep-end", "--truncate-source", "3", "--truncate-target", "9"]
+    data, printed = prepare_page("de", *options, more=("book a\n", "usw.\n"))
     score, same, total = load(data / "settings.json")["round_trip"]
-    assert score == 100 and 0 < same == total < 25 and f"; {25 - total} more are cut to 9 subwords" in said
-    assert "round trip of en: nothing is left of it, as all 25 lines are cut to 3 subwords" in said
+    num_lines = NUM_TEST_SENTENCES + 1
+    assert score == 100
+    assert 0 < same == total < num_lines
+    assert f"; {num_lines - total} more are cut to 9 subwords" in printed
+    assert f"round trip of en: nothing is left of it, as all {num_lines} lines are cut to 3 subwords" in printed
 
 
-def test_lines_that_show_nothing(prepared, tmp_path):
-    """They are left out where text is trained on, refused in a test set, and translated as empty lines."""
-    assert_refused(lambda _: prepared("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")
-    settings = {"src": "tr", "tgt": "en", "lowercase": True, "subwords": "bpe"}
-    settings |= {"dash-splits": None, "truncate-source": None}
-    (tmp_path / "codes").write_text("#version: 0.2\nq q</w>\n")  # single letters
-    given = translate.as_prepared("\u200b\nIŞIK\tİ\u00ad\r\n\ufeff\u200c \n", settings, tmp_path)
-    assert [languages.without_bpe(line) for line in given] == ["", "ışık i", ""]
-    # a text that a translation must have (--constraints) is prepared by itself, as its own language's
-    (given,) = translate.as_prepared("IŞIK Ğ\tI\u00a0see\tAuto\n", settings, tmp_path, True)
-    assert [languages.without_bpe(part) for part in given.split("\t")] == ["ışık ğ", "i see", "auto"]
+def test_a_test_line_that_shows_nothing_is_refused(prepare_page):
+    assert_refused(lambda _: prepare_page("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")
+
+
+# settings of prepared data, as `translate.as_prepared` reads them
+TURKISH_TO_ENGLISH = {
+    "src": "tr",
+    "tgt": "en",
+    "lowercase": True,
+    "subwords": "bpe",
+    "dash-splits": None,
+    "truncate-source": None,
+}
+
+
+@pytest.fixture
+def single_letters(tmp_path):
+    """Returns a folder of data whose subwords are single letters."""
+    (tmp_path / "codes").write_text("#version: 0.2\nq q</w>\n")
+    return tmp_path
+
+
+def test_a_line_that_shows_nothing_is_translated_as_an_empty_line(single_letters):
+    text = "\u200b\nIŞIK\tİ\u00ad\r\n\ufeff\u200c \n"
+    prepared_lines = translate.as_prepared(text, TURKISH_TO_ENGLISH, single_letters)
+    assert [languages.without_bpe(line) for line in prepared_lines] == ["", "ışık i", ""]
+
+
+def test_constraints_are_prepared_as_text_of_the_target_language(single_letters):
+    text = "IŞIK Ğ\tI\u00a0see\tAuto\n"
+    (line,) = translate.as_prepared(text, TURKISH_TO_ENGLISH, single_letters, has_constraints=True)
+    assert [languages.without_bpe(part) for part in line.split("\t")] == ["ışık ğ", "i see", "auto"]
 
 
 @pytest.mark.slow
 def test_any_locale(programs_in_process, tmp_path):
-    """The whole way: commands, and programs that they call, read and write UTF-8 where the locale has ASCII alone."""
-    raw, data, run = write_corpus(tmp_path / "raw", "ru"), tmp_path / "data", tmp_path / "run"
-    done = run_script("prepare.sh", raw, "en", "ru", data, env=HOSTILE, encoding="utf-8")
-    assert done.returncode == 0 and f"{data} is ready" in done.stdout, done.stderr
-    train.main([str(data), "random_vanilla", "--save-dir", str(run), *TRAINING])  # which reads numbers of words alone
-    done = run_script("evaluate.sh", run, "--average", 0, "--beam", 1, env=HOSTILE, encoding="utf-8")
-    assert done.returncode == 0 and f"reference: {sentences('ru')[0]}\n" in done.stdout, done.stderr
+    """The scripts, and the programs that they call, read and write UTF-8 even if the locale has ASCII alone."""
+    raw = write_corpus(tmp_path / "raw", "ru")
+    data = tmp_path / "data"
+    run = tmp_path / "run"
+
+    process = run_script("prepare.sh", raw, "en", "ru", data, env=ASCII_LOCALE, encoding="utf-8")
+    assert process.returncode == 0, process.stderr
+    assert f"{data} is ready" in process.stdout
+
+    # A training reads only the numbers of words, so it may run in this process.
+    train.main([str(data), "random_vanilla", "--save-dir", str(run), *TRAINING])
+    process = run_script("evaluate.sh", run, "--average", 0, "--beam", 1, env=ASCII_LOCALE, encoding="utf-8")
+    assert process.returncode == 0, process.stderr
+    assert f"reference: {sentences('ru')[0]}\n" in process.stdout
     figures = load(run / "evaluation" / "scores.json")["figures"]
-    assert figures["round_trip"]["score"] == 100 and "24 of 24" in figures["round_trip"]["signature"]
-    assert {"bleu", "chrf", "tokenised"} < {*figures} and figures["bleu"]["signature"].count("tok:") == 1
-    given = "“ľuboš” мой брат\n\u200b\n"
-    done = run_script("translate.sh", run, "--beam", 1, env=HOSTILE, input=given, encoding="utf-8")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2, done.stderr
+    assert figures["round_trip"]["score"] == 100
+    assert "24 of 24" in figures["round_trip"]["signature"]
+    assert {"bleu", "chrf", "tokenised"} < set(figures)
+    assert figures["bleu"]["signature"].count("tok:") == 1
+
+    text = "“ľuboš” мой брат\n\u200b\n"
+    process = run_script("translate.sh", run, "--beam", 1, env=ASCII_LOCALE, input=text, encoding="utf-8")
+    assert process.returncode == 0, process.stderr
+    assert len(process.stdout.splitlines()) == 2

@@ -18,97 +18,166 @@ from recipes.catalog import RECIPES, TABLES, Column
 from recipes.metrics import score_record
 
 pytestmark = pytest.mark.usefixtures("programs_in_process")
-CELL, ROW, BASE = "en-de-random_vanilla-seed1", "first-en-de-random_vanilla-seed1", "first-en-de-transformer-seed1"
+CELL = "en-de-random_vanilla-seed1"
+ROW = f"first-{CELL}"  # the folder of its run
+BASE = "first-en-de-transformer-seed1"  # the folder of the baseline's run
 
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
-    """A table of two rows, and others that begin with it; results/ is in a folder of the test."""
+    """Replaces the catalog by four small tables, whose results are written to a folder of the test.
+
+    ``first`` trains a model, ``second`` tunes it on other text, ``longer`` trains it further, and ``at_once`` trains as
+    long as ``first`` and ``longer`` together.
+    """
     base = RECIPES["multi30k_cpu"]
-    flags = {**base.flags, **sizes("encoder", "decoder"), "warmup-updates": "2", "data-buffer-size": "0"}
-    values = {"max_update": 4, "save_every": 2, "average": 2, "beam": 1, "generation": {"max-len-b": 4}}
-    more = {"preparation": {"merges": 90, "subwords": "sentencepiece"}, "rows": ["transformer", "random_vanilla"]}
-    for name, changes, corpus in (
-        ("first", {}, "own"),
-        ("second", {"init": "first", "flags": {**flags, "lr": "0"}, "max_update": 2, "average": 0}, "other"),
-        ("longer", {"init": "first", "resume": True, "max_update": 8}, "own"),
-        ("at_once", {"max_update": 8}, "own"),
-    ):
-        recipe = replace(base, name=name, **{**values, "flags": flags, **changes})
-        monkeypatch.setitem(RECIPES, name, recipe)
-        own = {"data": "first-{dataset}" if corpus == "own" else "", "columns": [Column("en-de", "En-De", name)]}
-        table = replace(TABLES["multi30k_cpu"], name=name, corpus=corpus, seeds=(1,), **own, **more)
+    small_recipe = replace(
+        base,
+        flags={**base.flags, **sizes("encoder", "decoder"), "warmup-updates": "2", "data-buffer-size": "0"},
+        max_update=4,
+        save_every=2,
+        average=2,
+        beam=1,
+        generation={"max-len-b": 4},
+    )
+    small_table = replace(
+        TABLES["multi30k_cpu"],
+        seeds=(1,),
+        preparation={"merges": 90, "subwords": "sentencepiece"},
+        rows=["transformer", "random_vanilla"],
+    )
+    without_learning = {**small_recipe.flags, "lr": "0"}
+    recipes = {
+        "first": small_recipe,
+        "second": replace(small_recipe, init="first", flags=without_learning, max_update=2, average=0),
+        "longer": replace(small_recipe, init="first", resume=True, max_update=8),
+        "at_once": replace(small_recipe, max_update=8),
+    }
+    for name, recipe in recipes.items():
+        monkeypatch.setitem(RECIPES, name, replace(recipe, name=name))
+        table = replace(small_table, name=name, columns=[Column("en-de", "En-De", name)])
+        if name == "second":
+            table = replace(table, corpus="other", data="")
+        else:
+            table = replace(table, corpus="own", data="first-{dataset}")  # all use the data of the first table
         monkeypatch.setitem(TABLES, name, table)
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
 
 
-def results(folder, table, device="cpu"):
-    return {path.stem: steps.load(path) for path in (folder / "results" / table / device).glob("*.json")}
+def load_results(folder, table, device="cpu"):
+    """Returns {name of a cell: its record}."""
+    records = {}
+    for path in (folder / "results" / table / device).glob("*.json"):
+        records[path.stem] = steps.load(path)
+    return records
 
 
-def weights_of(checkpoint):
+def load_weights(checkpoint):
     return used_weights(torch.load(checkpoint, weights_only=False)["model"])
 
 
 @pytest.mark.slow
 def test_from_text_to_a_record(tables, tmp_path, capsys):
-    """In two stages: what begins with the first one has it run once, and takes its words and weights."""
-    for name in ("own", "other"):  # each corpus in a folder of its name
-        parallel(tmp_path / "from" / name)
+    """A table that begins with another one has it run first; then the records are as `check_record` says."""
+    for corpus in ("own", "other"):  # each corpus is in a folder of its name
+        parallel(tmp_path / "from" / corpus)
     write(tmp_path / "from" / "other" / "valid.en", ["other words"] * 12)
 
-    def call(table, *more):
-        reproduce.main([table, "--from", f"{tmp_path}/from", "--out", str(tmp_path), "--gpus", "0", *more])
+    def call(table, *options):
+        """Runs reproduce.sh for a table, and returns what it prints."""
+        reproduce.main([table, "--from", f"{tmp_path}/from", "--out", str(tmp_path), "--gpus", "0", *options])
         return capsys.readouterr().out
 
-    row, runs = ["--variant", "random_vanilla"], tmp_path / "runs"
-    run, tuned = (runs / f"{name}-{CELL}" for name in ("first", "second"))
-    said = call("second", *row)
-    assert said.count("+ fairseq-train ") == 2 and said.count("SentencePiece, 90") == 1
-    first, second = (tmp_path / "data" / f"{name}-en-de" for name in ("first", "second"))
+    check_two_stages(tmp_path, call)
+    check_record(load_results(tmp_path, "first"))
+    check_longer_training(tmp_path, call)
+    check_scores_with_other_options(tmp_path / "runs", capsys)
+
+
+def check_two_stages(folder, call):
+    """The second table has the first one trained and scored, and takes its subwords and weights."""
+    printed = call("second", "--variant", "random_vanilla")
+    assert printed.count("+ fairseq-train ") == 2
+    assert printed.count("SentencePiece, 90") == 1
     for name in ("pieces.model", "bin/dict.de.txt"):
-        assert (first / name).read_bytes() == (second / name).read_bytes()
-    average = run / "evaluation" / "checkpoint_avg.pt"
-    before, after = weights_of(average), weights_of(tuned / "checkpoint_last.pt")
-    assert before.keys() == after.keys()  # and the same, as the second stage's learning rate is 0
-    assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in before.items())
-    assert results(tmp_path, "second")[CELL]["init"] == run.name
-    assert "fairseq" not in call("second", *row)
-    said = call("first")
-    assert said.count("+ fairseq-train ") == 1 and f"{CELL}: is scored already" in said
-    found = results(tmp_path, "first")
-    one = found[CELL]
-    assert one["updates"] == one["curve"]["updates"][-1] == 4 and one["parameters"] > 7000
-    assert one["command"] == "scripts/reproduce.sh first --dataset en-de --variant random_vanilla --seed 1 --rerun"
-    assert [*one["alpha"]] == ["encoder.layers.0", "decoder.layers.0"]
-    assert not {"alpha", "significance"} & {*found["en-de-transformer-seed1"]}
-    for weights in one["alpha"].values():  # of each head
-        assert [*weights] == ["random", "vanilla"] and [len(heads) for heads in weights.values()] == [2, 2]
-        assert all(sum(pair) == pytest.approx(1, abs=2e-4) for pair in zip(*weights.values()))
-    assert one["hardware"].endswith("1 thread(s)") and one["commit"] and "precision" not in one
-    assert 0 < one["significance"]["p_value"] <= 1
-    # a longer training goes on from that run as if it had been one training; that run stays as it is
-    longer, at_once = (runs / f"{name}-{CELL}" for name in ("longer", "at_once"))
-    kept = [run / "checkpoint_last.pt", run / "train.log", run / "evaluation" / "scores.json"]
-    before = [path.read_bytes() for path in kept]
+        first_file = folder / "data" / "first-en-de" / name
+        second_file = folder / "data" / "second-en-de" / name
+        assert first_file.read_bytes() == second_file.read_bytes()
+    weights = load_weights(folder / "runs" / ROW / "evaluation" / "checkpoint_avg.pt")
+    tuned_weights = load_weights(folder / "runs" / f"second-{CELL}" / "checkpoint_last.pt")
+    assert weights.keys() == tuned_weights.keys()
+    for name, weight in weights.items():  # are the same, as the second stage's learning rate is 0
+        torch.testing.assert_close(tuned_weights[name], weight, atol=1e-5, rtol=1e-5)
+    assert load_results(folder, "second")[CELL]["init"] == ROW
+
+    # When it is called again, there is nothing left to do; and of the first table, only the baseline is missing.
+    assert "fairseq" not in call("second", "--variant", "random_vanilla")
+    printed = call("first")
+    assert printed.count("+ fairseq-train ") == 1
+    assert f"{CELL}: is scored already" in printed
+
+
+def check_record(records):
+    """A record has the command, the curve, the weights alpha of each head, and the comparison with the baseline."""
+    record = records[CELL]
+    assert record["updates"] == record["curve"]["updates"][-1] == 4
+    assert record["parameters"] > 7000
+    assert record["command"] == "scripts/reproduce.sh first --dataset en-de --variant random_vanilla --seed 1 --rerun"
+    assert record["hardware"].endswith("1 thread(s)")
+    assert record["commit"]
+    assert "precision" not in record
+    assert 0 < record["significance"]["p_value"] <= 1
+    assert list(record["alpha"]) == ["encoder.layers.0", "decoder.layers.0"]
+    for weights_by_function in record["alpha"].values():
+        assert list(weights_by_function) == ["random", "vanilla"]
+        random_weights, vanilla_weights = weights_by_function.values()
+        assert len(random_weights) == len(vanilla_weights) == 2  # one for each head
+        for random_weight, vanilla_weight in zip(random_weights, vanilla_weights):
+            assert random_weight + vanilla_weight == pytest.approx(1, abs=2e-4)
+    baseline = records["en-de-transformer-seed1"]
+    assert "alpha" not in baseline
+    assert "significance" not in baseline
+
+
+def check_longer_training(folder, call):
+    """A longer training continues the run as if both had been one training, and leaves the run as it is."""
+    run = folder / "runs" / ROW
+    files = [run / "checkpoint_last.pt", run / "train.log", run / "evaluation" / "scores.json"]
+    contents = [path.read_bytes() for path in files]
     for table in ("longer", "at_once"):
-        call(table, *row)
-    assert [path.read_bytes() for path in kept] == before
-    weights, others = (weights_of(path / kept[0].name) for path in (longer, at_once))
-    assert all(torch.equal(value, others[name]) for name, value in weights.items())
-    one, other = (results(tmp_path, table)[CELL] for table in ("longer", "at_once"))
-    assert one["curve"] == other["curve"] and one["figures"] == other["figures"] and one["init"] == run.name
-    assert one["curve"]["updates"] == [2, 4, 6, 8] and one["updates"] == 8
+        call(table, "--variant", "random_vanilla")
+    assert [path.read_bytes() for path in files] == contents
+
+    longer = folder / "runs" / f"longer-{CELL}"
+    weights = load_weights(longer / "checkpoint_last.pt")
+    weights_at_once = load_weights(folder / "runs" / f"at_once-{CELL}" / "checkpoint_last.pt")
+    for name, weight in weights.items():
+        assert torch.equal(weight, weights_at_once[name]), name
+    record = load_results(folder, "longer")[CELL]
+    record_at_once = load_results(folder, "at_once")[CELL]
+    assert record["curve"] == record_at_once["curve"]
+    assert record["curve"]["updates"] == [2, 4, 6, 8]
+    assert record["updates"] == 8
+    assert record["figures"] == record_at_once["figures"]
+    assert record["init"] == ROW
+
     shutil.rmtree(longer)
     assert_refused(
-        lambda _: call("longer", *row, "--rerun", "--precision", "bf16"), part="precision is fp32, asked for bf16"
+        lambda _: call("longer", "--variant", "random_vanilla", "--rerun", "--precision", "bf16"),
+        part="precision is fp32, asked for bf16",
     )
-    # by hand, with other options
+
+
+def check_scores_with_other_options(runs, capsys):
+    """A run can be scored by hand, with other options than its recipe's."""
+    run = runs / ROW
     capsys.readouterr()
     score.main([str(run), "--average", "0", "--beam", "2", "--baseline", str(runs / BASE)])
-    said = capsys.readouterr().out
-    assert "note: the baseline was evaluated with other options" in said and ", p = " in said
-    assert said.count("source:    ") == 3 and not average.exists()
+    printed = capsys.readouterr().out
+    assert "note: the baseline was evaluated with other options" in printed
+    assert ", p = " in printed
+    assert printed.count("source:    ") == 3
+    assert not (run / "evaluation" / "checkpoint_avg.pt").exists()
     assert_refused(
         score.main, run, "--average", "99", part="found 2 of 99 update checkpoints; train on, or average fewer; "
     )
@@ -122,114 +191,216 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
 ])  # fmt: skip
 def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, prepared_corpus, tmp_path, monkeypatch):
     """It learns, is scored on all of its test set, and is recorded with its curve."""
-    table, data = TABLES[name], prepared_corpus(data)
-    base = RECIPES[table.columns[0].recipe]
-    flags = {**base.flags, **own_sizes, "warmup-updates": "5", "dropout": "0", "lr": "0.02"}
-    flags.update({"tokens-per-sample": "32"} if "tokens-per-sample" in flags else {})
-    changes = {"flags": flags, "max_update": updates, "save_every": updates // 2, "init": "", "max_length": 32}
-    changes["generation"] = {**base.generation, **({"min-len": 1} if base.generation else {})}
-    monkeypatch.setitem(RECIPES, base.name, replace(base, **changes))
+    table = TABLES[name]
+    column = table.columns[0]
+    data = prepared_corpus(data)
+    shorten_recipe(RECIPES[column.recipe], updates, own_sizes, monkeypatch)
     monkeypatch.setitem(TABLES, name, replace(table, data=str(data)))
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
     monkeypatch.setattr(reproduce, "prepare", lambda *_, **__: train.prepared(data))
     monkeypatch.setattr(score.metrics.shutil, "which", lambda name: None)  # Java takes long to start
     reproduce.main([name, "--variant", model, "--seed", "1", "--out", str(tmp_path)])
-    (found,) = results(tmp_path, name).values()
-    assert found["updates"] == found["curve"]["updates"][-1] == updates and found["curve"]["valid_loss"]
-    assert all(low <= found["figures"][figure] < high for figure, (low, high) in bounds.items()), found["figures"]
-    assert found["signatures"].keys() == found["figures"].keys()
-    run = tmp_path / "runs" / f"{name}-{table.columns[0].name}-{model}-seed1"
-    if table.task == "language_modeling":  # what fairseq-eval-lm prints, with all tokens counted
-        tokens = score.count_words_and_lines(data / "text" / "test.txt")
-        assert found["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
-        assert f"Perplexity: {found['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
-        for option, value in (("--beam", 4), ("--test", tmp_path), ("--baseline", run)):
-            assert_refused(score.main, run, option, value, part=f"{option}: not for language_modeling; leave it out")
-    elif table.task == "sentence_prediction":  # every label stands at the line of its example
-        labels = [*text.lines(data / "text" / "test.label")]
-        predicted = [*text.lines(run / "evaluation" / "test.predicted")]
-        assert found["figures"]["accuracy"] == 100 * sum(map(str.__eq__, labels, predicted)) / 40
-        assert {*predicted} == {*LABELS}
-    elif table.task == "text_to_text":  # another test set, of the same text
-        for side in ("source", "target"):
-            write(tmp_path / "another" / f"test.{side}", text.lines(data / "text" / f"test.{side}"))
-        score.main([str(run), "--test", str(tmp_path / "another")])
-        other = steps.load(run / "tests" / "another" / "scores.json")["figures"]
-        assert {name: value["score"] for name, value in other.items()} == found["figures"]
-        shutil.copytree(tmp_path / "another", tmp_path / "b" / "another")  # a second folder of that name
-        assert_refused(
-            score.main, run, "--test", tmp_path / "b" / "another", part="test is .*another, asked for .*b/another"
-        )
+
+    (record,) = load_results(tmp_path, name).values()
+    assert record["updates"] == record["curve"]["updates"][-1] == updates
+    assert record["curve"]["valid_loss"]
+    for metric, (low, high) in bounds.items():
+        assert low <= record["figures"][metric] < high, record["figures"]
+    assert record["signatures"].keys() == record["figures"].keys()
+    run = tmp_path / "runs" / f"{name}-{column.name}-{model}-seed1"
+    if table.task == "language_modeling":
+        check_perplexity(record, run, data)
+    elif table.task == "sentence_prediction":
+        check_labels(record, run, data)
+    elif table.task == "text_to_text":
+        check_another_test_set(record, run, data, tmp_path)
 
 
-def test_the_cells_of_a_table(tables, tmp_path, monkeypatch, capsys):
-    """What is missing is run, the baseline first. Trainings and evaluations only leave what a record is made of."""
-    calls = []
+def shorten_recipe(recipe, updates, sizes_of_model, monkeypatch):
+    """Replaces a recipe of the catalog by one with a small model, which learns in few updates."""
+    flags = {**recipe.flags, **sizes_of_model, "warmup-updates": "5", "dropout": "0", "lr": "0.02"}
+    if "tokens-per-sample" in flags:
+        flags["tokens-per-sample"] = "32"
+    generation = dict(recipe.generation)
+    if generation:
+        generation["min-len"] = 1
+    short_recipe = replace(
+        recipe,
+        flags=flags,
+        generation=generation,
+        max_update=updates,
+        save_every=updates // 2,
+        init="",
+        max_length=32,
+    )
+    monkeypatch.setitem(RECIPES, recipe.name, short_recipe)
 
-    def fit(run, data, machine):
-        calls.append(f"train {run.folder.name}")
-        start = {"commit": "c", "hardware": "h" if machine.gpus else "a CPU, 1 thread(s)"}
-        steps.dump(run.folder / "run.json", {"starts": [start]})
+
+def check_perplexity(record, run, data):
+    """The perplexity is what fairseq-eval-lm prints, with all tokens counted."""
+    tokens = score.count_words_and_lines(data / "text" / "test.txt")
+    assert record["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
+    assert f"Perplexity: {record['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
+    for option, value in (("--beam", 4), ("--test", run.parent), ("--baseline", run)):
+        assert_refused(score.main, run, option, value, part=f"{option}: not for language_modeling; leave it out")
+
+
+def check_labels(record, run, data):
+    """Every predicted label is on the line of its example."""
+    labels = list(text.lines(data / "text" / "test.label"))
+    predicted = list(text.lines(run / "evaluation" / "test.predicted"))
+    num_right = sum(label == prediction for label, prediction in zip(labels, predicted))
+    assert record["figures"]["accuracy"] == 100 * num_right / 40
+    assert set(predicted) == set(LABELS)
+
+
+def check_another_test_set(record, run, data, folder):
+    """Another test set of the same text gets the same scores, and a second folder of its name is refused."""
+    another = folder / "another"
+    for side in ("source", "target"):
+        write(another / f"test.{side}", text.lines(data / "text" / f"test.{side}"))
+    score.main([str(run), "--test", str(another)])
+    figures = steps.load(run / "tests" / "another" / "scores.json")["figures"]
+    assert {metric: figure["score"] for metric, figure in figures.items()} == record["figures"]
+    second = folder / "b" / "another"
+    shutil.copytree(another, second)
+    assert_refused(score.main, run, "--test", second, part="test is .*another, asked for .*b/another")
+
+
+class Calls:
+    """Calls reproduce.sh with stand-ins for its steps, which only leave the files that a record is made of.
+
+    Attributes:
+        steps: the steps of the last call, such as ``train RUN``.
+        printed: what the last call has printed.
+    """
+
+    def __init__(self, folder, monkeypatch, capsys):
+        self.folder = folder
+        self.capsys = capsys
+        self.steps = []
+        self.printed = ""
+        monkeypatch.setattr(reproduce, "prepare", self.prepare)
+        monkeypatch.setattr(reproduce, "prepared", lambda data: {})
+        monkeypatch.setattr(reproduce, "train", self.train)
+        monkeypatch.setattr(reproduce, "evaluate", self.evaluate)
+        monkeypatch.setattr(reproduce, "learned_alpha", lambda run: {})
+        monkeypatch.setattr(reproduce, "SCORERS", {"translation": lambda *_: self})
+
+    def __call__(self, command_line):
+        """Calls reproduce.sh, and returns the steps that it has called."""
+        self.steps = []
+        self.capsys.readouterr()
+        reproduce.main([*command_line.split(), "--out", str(self.folder)])
+        self.printed = self.capsys.readouterr().out
+        return self.steps
+
+    def prepare(self, *_, out, **__):
+        self.steps.append(f"prepare {out.name}")
+        return {}
+
+    def train(self, run, data, machine):
+        self.steps.append(f"train {run.folder.name}")
+        hardware = "h" if machine.gpus else "a CPU, 1 thread(s)"
+        steps.dump(run.folder / "run.json", {"starts": [{"commit": "c", "hardware": hardware}]})
         steps.write(run.folder / "train.log", LOG)
 
-    def evaluate(run, settings, beam=1):
-        calls.append(f"evaluate {run.folder.name}")
+    def evaluate(self, run, settings, beam=1):
+        self.steps.append(f"evaluate {run.folder.name}")
+        figures = {"bleu": score_record("BLEU", 30.5, "nrefs:1")}
         options = {"average": 2, "beam": beam, "lenpen": 1, "context_window": 0}
-        scores = {"figures": {"bleu": score_record("BLEU", 30.5, "nrefs:1")}, "options": options, "commit": "later"}
-        steps.dump(run.folder / "evaluation" / "scores.json", scores)
+        steps.dump(
+            run.folder / "evaluation" / "scores.json", {"figures": figures, "options": options, "commit": "later"}
+        )
 
-    for name, stub in {
-        "prepare": lambda *_, out, **__: calls.append(f"prepare {out.name}") or {},
-        "prepared": lambda data: {},
-        "train": fit,
-        "evaluate": evaluate,
-        "learned_alpha": lambda run: {},
-        "SCORERS": {"translation": lambda *_: SimpleNamespace(compare=lambda _, base: {"against": base.parent.name})},
-    }.items():
-        monkeypatch.setattr(reproduce, name, stub)
+    def compare(self, _, baseline):
+        """Takes the place of the significance test of a scorer."""
+        return {"against": baseline.parent.name}
 
-    def call(argv):
-        calls.clear()
-        reproduce.main([*argv.split(), "--out", str(tmp_path)])
-        return [*calls], capsys.readouterr().out
 
-    def done(*names):
-        return [f"{step} {name}" for name in names for step in ("train", "evaluate")]
+@pytest.fixture
+def call(tables, tmp_path, monkeypatch, capsys):
+    """Returns `Calls` for the small tables."""
+    return Calls(tmp_path, monkeypatch, capsys)
 
-    data = "prepare first-en-de"
-    with steps.locked(tmp_path / "runs" / f".{BASE}.lock"):  # another process runs it
-        found, said = call("first --gpus 1")
-    assert found == [data, *done(ROW)] and "en-de-transformer-seed1: skipped, as another" in said
-    one = results(tmp_path, "first", "gpu")[CELL]
-    assert one["figures"] == {"bleu": 30.5} and one["signatures"] == {"bleu": "BLEU|nrefs:1"} and one["updates"] == 240
-    assert one["commit"] == "c; later" and "significance" not in one
-    begun = tmp_path / "runs" / ROW / "run.json"  # on another machine
-    steps.dump(begun, {"starts": [{"commit": "b", "hardware": "g"}, *steps.load(begun)["starts"]]})
-    assert call("first --gpus 1")[0] == [data, *done(BASE)]  # with which the other row is compared now
-    kept = results(tmp_path, "first", "gpu")
-    assert kept[CELL]["significance"] == {"against": BASE}
-    assert kept[CELL]["hardware"] == "g; h" and kept[CELL]["commit"] == "b; c; later"
-    record = tmp_path / "results" / "first" / "gpu" / f"{CELL}.json"  # the baseline came while it was written
-    steps.dump(record, {name: value for name, value in kept[CELL].items() if name != "significance"})
-    found, said = call("first")
-    assert results(tmp_path, "first", "gpu") == kept
-    assert found == call("first --gpus 1")[0] == [] and f"{CELL}: is in results/first; --rerun trains" in said
-    assert call("first --prepare")[0] == [data] and call("first --rerun --gpus 1")[0] == [data, *done(BASE, ROW)]
-    kept = results(tmp_path, "first", "gpu")
-    (tmp_path / "runs" / ROW / "checkpoint_last.pt").touch()
-    assert call("first --variant random_vanilla --rerun --gpus 0")[0] == [data, *done(ROW)]
-    assert not (tmp_path / "runs" / ROW / "checkpoint_last.pt").exists()
-    assert results(tmp_path, "first", "gpu") == kept and [*results(tmp_path, "first")] == [CELL]
-    said = f"scripts/reproduce.sh first --dataset en-de --variant transformer --seed 1 --out {tmp_path} --gpus 0\n"
-    assert call("first --gpus 0 --list")[1] == said
-    assert call("first --list --rerun")[1].count(" --rerun\n") == 2
-    # scored by hand with another beam: records stay, and a cell that needs it has it scored anew by its recipe
-    kept = results(tmp_path, "first")
+
+PREPARE = "prepare first-en-de"
+RUN_ROW = [f"train {ROW}", f"evaluate {ROW}"]
+RUN_BASE = [f"train {BASE}", f"evaluate {BASE}"]
+
+
+def test_a_cell_that_another_process_runs_is_skipped(call, tmp_path):
+    with steps.locked(tmp_path / "runs" / f".{BASE}.lock"):
+        assert call("first --gpus 1") == [PREPARE, *RUN_ROW]
+    assert "en-de-transformer-seed1: skipped, as another" in call.printed
+    record = load_results(tmp_path, "first", "gpu")[CELL]
+    assert record["figures"] == {"bleu": 30.5}
+    assert record["signatures"] == {"bleu": "BLEU|nrefs:1"}
+    assert record["updates"] == 240
+    assert record["commit"] == "c; later"
+    assert "significance" not in record  # the baseline has no scores yet
+
+
+def test_a_record_is_completed_when_its_baseline_is_scored(call, tmp_path):
+    with steps.locked(tmp_path / "runs" / f".{BASE}.lock"):
+        call("first --gpus 1")
+    run_file = tmp_path / "runs" / ROW / "run.json"
+    starts = steps.load(run_file)["starts"]
+    steps.dump(run_file, {"starts": [{"commit": "b", "hardware": "g"}, *starts]})  # begun on another machine
+    assert call("first --gpus 1") == [PREPARE, *RUN_BASE]
+    records = load_results(tmp_path, "first", "gpu")
+    assert records[CELL]["significance"] == {"against": BASE}
+    assert records[CELL]["hardware"] == "g; h"
+    assert records[CELL]["commit"] == "b; c; later"
+
+
+def test_a_record_without_its_comparison_is_written_again(call, tmp_path):
+    """As if the baseline had been scored by another process while the record was written."""
+    call("first --gpus 1")
+    records = load_results(tmp_path, "first", "gpu")
+    incomplete_record = dict(records[CELL])
+    del incomplete_record["significance"]
+    steps.dump(tmp_path / "results" / "first" / "gpu" / f"{CELL}.json", incomplete_record)
+    assert call("first") == []
+    assert f"{CELL}: is in results/first; --rerun trains" in call.printed
+    assert load_results(tmp_path, "first", "gpu") == records
+    assert call("first --gpus 1") == []
+
+
+def test_options_choose_what_is_done_again(call, tmp_path):
+    call("first --gpus 1")
+    assert call("first --gpus 1") == []
+    assert call("first --prepare") == [PREPARE]
+    assert call("first --rerun --gpus 1") == [PREPARE, *RUN_BASE, *RUN_ROW]
+
+
+def test_a_rerun_on_a_cpu_replaces_the_run_and_keeps_the_record_of_the_gpu(call, tmp_path):
+    call("first --gpus 1")
+    records = load_results(tmp_path, "first", "gpu")
+    checkpoint = tmp_path / "runs" / ROW / "checkpoint_last.pt"
+    checkpoint.touch()
+    assert call("first --variant random_vanilla --rerun --gpus 0") == [PREPARE, *RUN_ROW]
+    assert not checkpoint.exists()
+    assert load_results(tmp_path, "first", "gpu") == records
+    assert list(load_results(tmp_path, "first", "cpu")) == [CELL]
+
+    missing_cell = "scripts/reproduce.sh first --dataset en-de --variant transformer --seed 1"
+    call("first --gpus 0 --list")
+    assert call.printed == f"{missing_cell} --out {tmp_path} --gpus 0\n"
+    call("first --list --rerun")
+    assert call.printed.count(" --rerun\n") == 2
+
+
+def test_a_run_that_was_scored_with_another_beam_is_scored_again_for_a_cell_that_needs_it(call, tmp_path):
+    call("first --gpus 0")
+    records = load_results(tmp_path, "first")
     for name in (ROW, BASE):
-        evaluate(SimpleNamespace(folder=tmp_path / "runs" / name), None, beam=9)
-    os.utime(tmp_path / "results" / "first" / "cpu" / f"{CELL}.json", (1, 1))
-    assert call("first")[0] == [] and results(tmp_path, "first") == kept
-    assert call("second --variant random_vanilla")[0] == [data, "prepare second-en-de", *done(ROW, f"second-{CELL}")]
+        call.evaluate(SimpleNamespace(folder=tmp_path / "runs" / name), settings=None, beam=9)
+    os.utime(tmp_path / "results" / "first" / "cpu" / f"{CELL}.json", (1, 1))  # older than the scores
+    assert call("first --gpus 0") == []
+    assert load_results(tmp_path, "first") == records
+    second_run = [f"train second-{CELL}", f"evaluate second-{CELL}"]
+    assert call("second --variant random_vanilla --gpus 0") == [PREPARE, "prepare second-en-de", *RUN_ROW, *second_run]
 
 
 LOG = """\
@@ -244,23 +415,30 @@ LOG = """\
 """
 
 
-def test_a_log():
+def test_the_log_of_a_training_is_read():
     """A run that was resumed counts its updates once. The minutes are without what slowed it down for a while."""
-    curve = {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]}
-    found = {"parameters": 1850624, "updates": 240, "target_tokens_updates_x_wpb": 240 * 850, "minutes": 2.0}
-    assert logs.read_log(LOG) == {**found, "curve": curve}
+    assert logs.read_log(LOG) == {
+        "parameters": 1850624,
+        "updates": 240,
+        "target_tokens_updates_x_wpb": 240 * 850,
+        "minutes": 2.0,
+        "curve": {"updates": [200, 240], "valid_loss": [7.806, 6.342], "valid_ppl": [136.82, 42.04]},
+    }
 
 
-def test_the_quickstart():
-    """It shows the four commands, on its own data and run."""
-    done = run_script("quickstart.sh", "dense", env={"DRY_RUN": "1"})
-    shown = [line.split() for line in done.stdout.splitlines() if "scripts/" in line]
-    assert re.findall(r"scripts/(\w+)\.sh", done.stdout) == ["prepare", "train", "evaluate", "translate"], done.stderr
-    assert "data/numbers" in shown[0] and shown[1][2:4] == ["data/numbers", "dense"]
-    assert shown[2][-1] == shown[3][-1] == "runs/numbers-dense-seed1"
+def test_the_quickstart_shows_four_commands_on_its_own_data_and_run():
+    process = run_script("quickstart.sh", "dense", env={"DRY_RUN": "1"})
+    scripts = re.findall(r"scripts/(\w+)\.sh", process.stdout)
+    assert scripts == ["prepare", "train", "evaluate", "translate"], process.stderr
+    prepare, train_command, evaluate, translate = [
+        line.split() for line in process.stdout.splitlines() if "scripts/" in line
+    ]
+    assert "data/numbers" in prepare
+    assert train_command[2:4] == ["data/numbers", "dense"]
+    assert evaluate[-1] == translate[-1] == "runs/numbers-dense-seed1"
 
 
-# {cells: {each of their jobs, by what it makes: the numbers of those that it waits for}}
+# {cells: {what each of their jobs makes: the jobs that it waits for, by their numbers in this order}}
 JOBS = {
     "multi30k_from_news_cpu --seed 1 --variant random": {
         "data/news-en-de/bin/done": [],
@@ -274,28 +452,39 @@ JOBS = {
         "results/multi30k_14k/cpu/en-fr-random-seed77.json": [0, 1],
     },
 }
-OPTIONS = {"data": " --prepare", "runs": " --rerun", "results": ""}
+OPTIONS = {"data": " --prepare", "runs": " --rerun", "results": ""}  # of reproduce.sh, by what a job makes
 
 
 def run_snakemake(folder, cells):
+    """Returns what snakemake prints of the jobs for some cells, in a dry run, with paths relative to `folder`."""
     pytest.importorskip("snakemake", reason="pip install -c constraints.txt -e '.[cluster]'")
-    argv = f"-m snakemake -n -p --cores 2 -s {ROOT}/recipes/cluster.smk --directory {folder} --config".split()
-    done = run_script(sys.executable, *argv, f"cells={cells} --gpus 0 --out {folder}")
-    return (done.stdout + done.stderr).replace(f"{folder}/", "").replace(f"{ROOT}/", "")
+    words = f"-m snakemake -n -p --cores 2 -s {ROOT}/recipes/cluster.smk --directory {folder} --config".split()
+    process = run_script(sys.executable, *words, f"cells={cells} --gpus 0 --out {folder}")
+    printed = process.stdout + process.stderr
+    return printed.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
 
 
 @pytest.mark.parametrize("cells", JOBS)
 def test_jobs_of_a_cluster(cells, tmp_path):
-    """Data, what others begin with, and cells, each once; what there is is left out."""
-    said, made = run_snakemake(tmp_path, cells), [*JOBS[cells]]
-    jobs = re.findall(r"rule .*:\n(?:    input: (.*)\n)?    output: (.*)\n(?:    .*\n)*Shell.*--gpus 0(.*)\) >", said)
-    wanted = [(", ".join(made[i] for i in of), name, OPTIONS[name.split("/")[0]]) for name, of in JOBS[cells].items()]
-    assert sorted(jobs) == sorted(wanted), said
-    (tmp_path / made[0]).parent.mkdir(parents=True)
-    (tmp_path / made[0]).touch()
-    assert f"output: {made[0]}" not in run_snakemake(tmp_path, cells)
+    """Data, the runs that others begin with, and cells are made once each; what exists already is not made again."""
+    printed = run_snakemake(tmp_path, cells)
+    jobs = re.findall(
+        r"rule .*:\n(?:    input: (.*)\n)?    output: (.*)\n(?:    .*\n)*Shell.*--gpus 0(.*)\) >", printed
+    )
+    outputs = list(JOBS[cells])
+    expected_jobs = []
+    for output, numbers in JOBS[cells].items():
+        inputs = ", ".join(outputs[number] for number in numbers)
+        kind = output.split("/")[0]
+        expected_jobs.append((inputs, output, OPTIONS[kind]))
+    assert sorted(jobs) == sorted(expected_jobs), printed
+    existing_output = tmp_path / outputs[0]
+    existing_output.parent.mkdir(parents=True)
+    existing_output.touch()
+    assert f"output: {outputs[0]}" not in run_snakemake(tmp_path, cells)
 
 
-def test_a_slip_is_told_to_a_cluster(tmp_path):
-    said = run_snakemake(tmp_path, "tabel2 --seed 1")
-    assert "choose from 'table2'" in said and "not a call of reproduce.sh" in said
+def test_a_wrong_table_is_named_before_the_jobs_of_a_cluster(tmp_path):
+    printed = run_snakemake(tmp_path, "tabel2 --seed 1")
+    assert "choose from 'table2'" in printed
+    assert "not a call of reproduce.sh" in printed

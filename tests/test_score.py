@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import random
-import re
 import shlex
 import sys
 from types import SimpleNamespace
@@ -27,92 +26,157 @@ from recipes.score import SCORERS
 pytestmark = pytest.mark.usefixtures("recipes_environment")
 
 
-def scorer(task, data, recipe="multi30k_cpu", **settings):
-    known = {"task": task, "corpus": "own", "src": "en", "tgt": "de", "subwords": "sentencepiece", "lowercase": None}
-    return SCORERS[task](data, {**known, **settings}, RECIPES[recipe])
+def make_scorer(task, data, recipe="multi30k_cpu", **settings):
+    """Returns the scorer of a task for data with some settings."""
+    settings_of_data = {
+        "task": task,
+        "corpus": "own",
+        "src": "en",
+        "tgt": "de",
+        "subwords": "sentencepiece",
+        "lowercase": None,
+        **settings,
+    }
+    return SCORERS[task](data, settings_of_data, RECIPES[recipe])
 
 
 def make_run(folder, data, recipe="multi30k_cpu", flags=()):
-    """A run on data, without a model."""
-    known = {"data": data, "data_digest": train.digest_of(data), "arch": "a", "seed": 1, "flags": flags}
-    steps.dump(folder / "run.json", {**known, "recipe": vars(RECIPES[recipe])})
+    """Makes the folder of a run on data, without a model, and returns it."""
+    settings = {"data": data, "data_digest": train.digest_of(data), "arch": "a", "seed": 1, "flags": flags}
+    steps.dump(folder / "run.json", {**settings, "recipe": vars(RECIPES[recipe])})
     return folder
 
 
 def test_perplexity_by_word(tmp_path):
     """By hand: 3 words and 1 line end, in 6 pieces of 2 bits each, are 12 bits: 3 for each of the four."""
-    write(tmp_path / "text" / "test.txt", ["a bcd ef"])
     log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
-    found = scorer("language_modeling", tmp_path, "ptb_cpu")
+    write(tmp_path / "text" / "test.txt", ["a bcd ef"])
     write(tmp_path / "sub" / "test.txt", ["a b@@ cd e@@ f"])
-    scores = found.read_scores(log.format(6), tmp_path)
-    assert scores["ppl"]["score"] == 8 and scores["token_ppl"]["score"] == 4
+    scorer = make_scorer("language_modeling", tmp_path, "ptb_cpu")
+    scores = scorer.read_scores(log.format(6), tmp_path)
+    assert scores["ppl"]["score"] == 8
     assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
-    assert_refused(lambda _: found.read_scores("", tmp_path), part="no figure of the test set")
-    assert_refused(lambda _: found.read_scores(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
-    assert found.command("a", "b", 64)[-2] == 128  # a batch has room for a block
+    assert scores["token_ppl"]["score"] == 4
+    assert_refused(lambda _: scorer.read_scores("", tmp_path), part="no figure of the test set")
+    assert_refused(lambda _: scorer.read_scores(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
+    assert scorer.command("a", "b", 64)[-2] == 128  # a batch has room for a block
 
 
 @pytest.mark.parametrize("loss", ["2.885", "3.5 | nll_loss 2.885"])
-def test_bits_become_nats(tmp_path, loss):
-    """The criterion's own loss, such as that with smoothed labels, is not shown where there is the other."""
+def test_the_log_perplexity_is_the_last_loss_in_nats(tmp_path, loss):
+    """A criterion with smoothed labels prints its own loss first."""
     log = f"x | INFO | test | valid on 'test' subset | loss {loss} | ppl 7.39 | num_updates 3 | best_loss 9"
-    assert scorer("denoising", tmp_path).read_scores(log, tmp_path)["log_ppl"]["score"] == 2.0
+    scores = make_scorer("denoising", tmp_path).read_scores(log, tmp_path)
+    assert scores["log_ppl"]["score"] == 2.0
 
 
-def test_translations():
-    """In the order of the corpus, each of them."""
-    said = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
-    assert score.read_hypotheses(said, "D", 3) == ["zuerst - so", "ab", ""]
-    assert_refused(lambda _: score.read_hypotheses(said, "H", 3), part="2 of 3 sentences were left out")
+def test_translations_are_read_in_the_order_of_the_corpus():
+    log = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
+    assert score.read_hypotheses(log, mark="D", count=3) == ["zuerst - so", "ab", ""]
+    assert_refused(lambda _: score.read_hypotheses(log, mark="H", count=3), part="2 of 3 sentences were left out")
 
 
-def test_figures_of_a_translation(tmp_path):
-    """German quotation marks are errors for sacreBLEU alone; case counts unless the data are lowercased."""
+OUTPUT = ['Er sagt "ja" zu ihr und geht.']
+REFERENCE = ["Er sagt „ja“ zu ihr und geht."]
+
+
+def test_german_quotation_marks_are_errors_for_sacrebleu_but_not_for_compound_split_bleu(tmp_path):
+    scores = make_scorer("translation", tmp_path).score_outputs(OUTPUT, REFERENCE, log="")
+    assert scores["compound_split"]["score"] == pytest.approx(100)
+    assert scores["bleu"]["score"] < 99
+
+
+def test_compound_split_bleu_is_bleu_of_the_parts(tmp_path):
+    outputs = ["ein Hin-und-her"]
+    references = ["ein Hin-und-hin"]
+    split_outputs = ["ein Hin ##AT##-##AT## und ##AT##-##AT## her"]
+    split_references = ["ein Hin ##AT##-##AT## und ##AT##-##AT## hin"]
+    scores = make_scorer("translation", tmp_path).score_outputs(outputs, references, log="")
+    expected = BLEU(tokenize="none").corpus_score(split_outputs, [split_references]).score
+    assert scores["compound_split"]["score"] == round(expected, 2) > 0
+
+
+def test_the_signature_names_the_test_set_and_the_case(tmp_path):
     write(tmp_path / "sacrebleu_set", ["wmt14/full"])
-    written, wanted = ['Er sagt "ja" zu ihr und geht.'], ["Er sagt „ja“ zu ihr und geht."]
-    scores = scorer("translation", tmp_path).score_outputs(written, wanted, "")
-    assert scores["compound_split"]["score"] == pytest.approx(100) and scores["bleu"]["score"] < 99
-    compounds = [["ein Hin ##AT##-##AT## und ##AT##-##AT## her"], ["ein Hin ##AT##-##AT## und ##AT##-##AT## hin"]]
-    both = [re.sub(" ##AT##-##AT## ", "-", text) for (text,) in compounds]
-    split = scorer("translation", tmp_path).score_outputs(both[:1], both[1:], "")["compound_split"]["score"]
-    assert split == round(BLEU(tokenize="none").corpus_score(compounds[0], compounds[1:]).score, 2) > 0
-    assert scores["bleu"]["test_set"] == "wmt14/full" and "nrefs:1|case:mixed" in scores["bleu"]["signature"]
-    upper = [wanted[0].upper()]
-    assert scorer("translation", tmp_path).score_outputs(upper, wanted, "")["bleu"]["score"] < 20
-    scores = scorer("translation", tmp_path, tgt="fr", lowercase=True).score_outputs(upper, wanted, "")
-    assert scores["bleu"]["score"] == scores["chrf"]["score"] == pytest.approx(100) and {*scores} == {"bleu", "chrf"}
+    scores = make_scorer("translation", tmp_path).score_outputs(OUTPUT, REFERENCE, log="")
+    assert scores["bleu"]["test_set"] == "wmt14/full"
+    assert "nrefs:1|case:mixed" in scores["bleu"]["signature"]
+
+
+def test_case_counts_unless_the_data_are_in_lower_case(tmp_path):
+    outputs = [REFERENCE[0].upper()]
+    scores = make_scorer("translation", tmp_path).score_outputs(outputs, REFERENCE, log="")
+    assert scores["bleu"]["score"] < 20
+    scores = make_scorer("translation", tmp_path, tgt="fr", lowercase=True).score_outputs(outputs, REFERENCE, log="")
+    assert scores["bleu"]["score"] == scores["chrf"]["score"] == pytest.approx(100)
+    assert set(scores) == {"bleu", "chrf"}  # compounds are split for English to German only
+
+
+def test_bpe_is_also_scored_by_the_words_of_the_tokeniser(tmp_path):
     write(tmp_path / "tok" / "test.de", ["ja zu ihr und so"])
-    said = "H-0\t-1\tj@@ a zu ih@@ r und so@@\n"
-    scores = scorer("translation", tmp_path, subwords="bpe").score_outputs(written, wanted, said)
-    assert scores["tokenised"]["score"] == pytest.approx(100) and "tok:none" in scores["tokenised"]["signature"]
+    log = "H-0\t-1\tj@@ a zu ih@@ r und so@@\n"
+    scores = make_scorer("translation", tmp_path, subwords="bpe").score_outputs(OUTPUT, REFERENCE, log)
+    assert scores["tokenised"]["score"] == pytest.approx(100)
+    assert "tok:none" in scores["tokenised"]["signature"]
 
 
-def test_free_text(tmp_path, monkeypatch):
-    """By hand: of two words one is right. METEOR has no figure without a Java that runs it, and is given no bars."""
-    from pycocoevalcap.meteor.meteor import Meteor
-
+@pytest.fixture
+def without_java(tmp_path, monkeypatch):
+    """Lets no program be there, and Java neither."""
     monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_free_text(without_java):
+    """By hand: one of two words is right."""
     scores = metrics.score_free_text(["a dog", "the cats ran"], ["a cat", "the cats ran"])
     assert scores["rouge1"]["score"] == scores["rougeL"]["score"] == scores["rougeLsum"]["score"] == 75
-    assert scores["rouge2"]["score"] == 50 and scores["bleu1"]["score"] == 80 and scores["bleu4"]["name"] == "BLEU-4"
-    assert scores["cider"]["score"] > 0 and "tok:13a" in scores["cider"]["signature"]
-    # the sentences of a summary may come in another order: by hand, each has the words of the reference's
+    assert scores["rouge2"]["score"] == 50
+    assert scores["bleu1"]["score"] == 80
+    assert scores["bleu4"]["name"] == "BLEU-4"
+    assert scores["cider"]["score"] > 0
+    assert "tok:13a" in scores["cider"]["signature"]
+
+
+def test_sentences_of_a_summary_may_come_in_another_order():
+    """By hand: each sentence has the words of a sentence of the reference, which counts for ROUGE-Lsum only."""
     assert metrics.rouge(["a b . c d ."], ["c d . a b ."], "L", "Lsum") == {"L": [0.5], "Lsum": [1]}
-    assert scores["meteor"] == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
+
+
+def test_meteor_has_no_score_without_a_java_that_runs_it(without_java, tmp_path, monkeypatch):
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    meteor = metrics.score_free_text(["a"], ["a"])["meteor"]
+    assert meteor == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
+
     (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "java").chmod(0o755)
     monkeypatch.setattr(Meteor, "__del__", lambda self: None)
-    found = metrics.score_free_text(["a"], ["a"])["meteor"]
-    assert found["signature"] == "not scored: Java is there, but does not run METEOR" and found["score"] is None
-    given = []
+    meteor = metrics.score_free_text(["a"], ["a"])["meteor"]
+    assert meteor["signature"] == "not scored: Java is there, but does not run METEOR"
+    assert meteor["score"] is None
+
+
+def test_meteor_is_given_text_without_bars(tmp_path, monkeypatch):
+    """Three bars separate the fields of its input."""
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    outputs = []
+
+    def compute_score(self, references, texts):
+        outputs.append(texts)
+        return 0.5, []
+
+    (tmp_path / "java").write_text("#!/bin/sh\n")
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(Meteor, "__init__", lambda self: None)
-    monkeypatch.setattr(Meteor, "compute_score", lambda self, wanted, written: given.append(written) or (0.5, []))
+    monkeypatch.setattr(Meteor, "__del__", lambda self: None)
+    monkeypatch.setattr(Meteor, "compute_score", compute_score)
     assert metrics.score_free_text(["a ||| B", ""], ["a b", "c"])["meteor"]["score"] == 50
-    assert given == [{0: ["a b"], 1: [""]}]
+    assert outputs == [{0: ["a b"], 1: [""]}]
 
 
-@pytest.mark.parametrize("written, wanted, groups, labels, figures", [
+@pytest.mark.parametrize("outputs, references, groups, labels, scores", [
     # an answer that is no label is wrong for every metric, and is counted; it is no class of its own
     ("yes yes maybe yes", "yes no yes no", "", ["no", "yes"],
      {"accuracy": 25, "f1": 40, "macro_f1": 20, "matthews": -57.74, "no_label": 1}),
@@ -124,80 +188,138 @@ def test_free_text(tmp_path, monkeypatch):
     ("a b a", "a a a", "1 1 2", ["a", "b"], {"all_of_group": 50, "no_label": 0}),
     ("a b", "a a", "dev_matched dev_mismatched", ["a", "b"], {"matched": 100, "mismatched": 0, "no_label": 0}),
 ])  # fmt: skip
-def test_answers(written, wanted, groups, labels, figures):
-    rows = itertools.zip_longest(written.split(), wanted.split(), groups.split(), fillvalue="")
-    found = metrics.score_answers([Answer(*row, ()) for row in rows], labels, [*figures][:-1])
-    assert {name: value["score"] for name, value in found.items()} == figures
+def test_scores_of_answers(outputs, references, groups, labels, scores):
+    answers = []
+    for output, reference, group in itertools.zip_longest(
+        outputs.split(), references.split(), groups.split(), fillvalue=""
+    ):
+        answers.append(Answer(output, reference, group, ()))
+    names = [name for name in scores if name != "no_label"]  # which is always counted
+    records = metrics.score_answers(answers, labels, names)
+    assert {name: record["score"] for name, record in records.items()} == scores
 
 
-def test_the_best_of_several_answers():
+def test_the_best_of_several_right_answers_counts():
     """By hand, of words without case, punctuation and articles: 1, and 2/3 of two words of which one is right."""
-    found = [Answer("the big dog", "cat", "", ("cat", "Big dog!")), Answer("a tall man", "man", "", ("man",))]
-    scores = metrics.score_answers(found, [], ["answer_f1", "answer_em"])
-    assert (scores["answer_em"]["score"], round(scores["answer_f1"]["score"], 2)) == (50, 83.33)
+    answers = [
+        Answer("the big dog", "cat", "", ("cat", "Big dog!")),
+        Answer("a tall man", "man", "", ("man",)),
+    ]
+    scores = metrics.score_answers(answers, [], ["answer_f1", "answer_em"])
+    assert scores["answer_em"]["score"] == 50
+    assert round(scores["answer_f1"]["score"], 2) == 83.33
 
 
-def test_mcnemar(tmp_path):
+def test_mcnemars_test_of_labels(tmp_path):
     """By hand: 1 won and 6 lost of 7 have the two-sided probability 2 * (1 + 7) / 2**7."""
-    found = scorer("sentence_prediction", tmp_path)
-    test = found.test_significance(["b", *"a" * 9], ["a", *"b" * 6, *"a" * 3], ["a"] * 10)
-    assert test["p_value"] == pytest.approx(0.125) and (test["baseline"], test["score"]) == (90, 40)
-    assert found.test_significance(["b"], ["b"], ["a"])["p_value"] == 1
+    scorer = make_scorer("sentence_prediction", tmp_path)
+    before = ["b", *"a" * 9]
+    after = ["a", *"b" * 6, *"a" * 3]
+    test = scorer.test_significance(before, after, ["a"] * 10)
+    assert test["p_value"] == pytest.approx(0.125)
+    assert test["baseline"] == 90
+    assert test["score"] == 40
+    assert scorer.test_significance(["b"], ["b"], ["a"])["p_value"] == 1
 
 
-def test_answers_compared(tmp_path):
-    """In the first metric of the task; capitals do not count; STS-B's numbers are those before they were rounded."""
-    for corpus, answers, before, after, right, metric in (
+@pytest.mark.parametrize(
+    "corpus, right_answers, before, after, references, metric",
+    [
+        # capitals do not count
         ("rte", [[]] * 4, ["x"] * 4, ["Entailment", "Not_entailment"] * 2, ["entailment", "not_entailment"] * 2, "acc"),
+        # the numbers of STS-B are those before they were rounded
         ("stsb", [["1.1"], ["2.3"], ["4.0"]], ["3.0"] * 3, ["1.1", "2.3", "4.0"], ["1.2", "2.2", "4.0"], "Pearson"),
         ("aeslc", [[]] * 3, ["x"] * 3, ["a b", "c", "d"], ["a b", "c", "d"], "ROUGE-L"),
-    ):
-        write(tmp_path / "test.answers", (json.dumps(["", known]) for known in answers))
-        found = scorer("text_to_text", tmp_path, corpus=corpus).test_significance(before, after, right)
-        assert found["metric"].startswith(metric) and (found["baseline"], found["score"]) == (0, 100)
-        assert found["p_value"] < 0.3
+    ],
+)
+def test_runs_are_compared_in_the_first_metric_of_the_corpus(
+    corpus, right_answers, before, after, references, metric, tmp_path
+):
+    write(tmp_path / "test.answers", [json.dumps(["", answers]) for answers in right_answers])
+    test = make_scorer("text_to_text", tmp_path, corpus=corpus).test_significance(before, after, references)
+    assert test["metric"].startswith(metric)
+    assert test["baseline"] == 0
+    assert test["score"] == 100
+    assert test["p_value"] < 0.3
+
+
+def damage(share, text_lines, rng):
+    """Returns lines in which so large a share of the words is replaced by x."""
+    damaged_lines = []
+    for line in text_lines:
+        words = ["x" if rng.random() < share else word for word in line.split()]
+        damaged_lines.append(" ".join(words))
+    return damaged_lines
 
 
 def test_the_bootstrap(tmp_path):
-    """Two-sided, of 10,000 resamples: small enough for any correction; by its definition, with sacreBLEU's scores."""
-    found, rng = scorer("translation", tmp_path, lowercase=True), random.Random(2)
-    wanted = [" ".join(rng.choices("abcdefgh", k=rng.randint(5, 12))) for _ in range(200)]
+    """It is two-sided, has 10,000 resamples, and is what its definition gives with sacreBLEU's scores."""
+    rng = random.Random(2)
+    scorer = make_scorer("translation", tmp_path, lowercase=True)
+    all_references = [" ".join(rng.choices("abcdefgh", k=rng.randint(5, 12))) for _ in range(200)]
+    references = all_references[:40]
+    before = damage(0.3, references, rng)
+    after = damage(0.35, references, rng)
 
-    def damaged(share, lines):
-        return [" ".join("x" if rng.random() < share else word for word in line.split()) for line in lines]
+    def bleu(outputs, numbers):
+        """Returns BLEU of the sentences with these numbers."""
+        chosen_outputs = [outputs[number] for number in numbers]
+        chosen_references = [references[number] for number in numbers]
+        return scorer.bleu().corpus_score(chosen_outputs, [chosen_references]).score
 
-    before, after = damaged(0.3, wanted[:40]), damaged(0.35, wanted[:40])
-    test, mirrored = (
-        found.test_significance(before, after, wanted[:40]),
-        found.test_significance(after, before, wanted[:40]),
-    )
+    test = scorer.test_significance(before, after, references)
+    assert test["baseline"] == round(bleu(before, range(40)), 2)
+    assert test["score"] == round(bleu(after, range(40)), 2)
+    assert 0.05 < test["p_value"] < 0.9
+    assert "case:lc" in test["signature"]
+    assert "|samples:10000|" in test["signature"]
+    assert scorer.test_significance(after, before, references)["p_value"] == test["p_value"]
 
-    def bleu(written, at):
-        return found.bleu().corpus_score([written[i] for i in at], [[wanted[i] for i in at]]).score
-
-    assert test["baseline"] == round(bleu(before, range(40)), 2) and test["score"] == round(bleu(after, range(40)), 2)
-    assert test["p_value"] == mirrored["p_value"] and 0.05 < test["p_value"] < 0.9
-    assert "case:lc" in test["signature"] and "|samples:10000|" in test["signature"]
-    draws = numpy.random.default_rng(7).integers(40, size=(400, 40))
-    measured, differences = test["score"] - test["baseline"], [bleu(after, d) - bleu(before, d) for d in draws]
-    share = sum(abs(d - measured) >= abs(measured) for d in differences) / len(differences)
-    assert abs(share - test["p_value"]) < 4 * (0.25 / 400) ** 0.5
-    assert (
-        found.test_significance(damaged(0.3, wanted), damaged(0.8, wanted), wanted)["p_value"] < 0.05 / 300
-    )  # Holm's, of 300 tests
-
-
-def test_no_difference_is_not_significant(tmp_path):
-    """Of equal translations; of others that have the same scores; and where each is better once."""
-    good, bad, found = "a b c d", "x x x x", scorer("translation", tmp_path, lowercase=True)
-    for before, after in (([good, good], [good, good]), ([bad, bad], ["y", "z"]), ([good, bad], [bad, good])):
-        assert found.test_significance(before, after, [good.upper()] * 2)["p_value"] == 1
+    measured_difference = test["score"] - test["baseline"]
+    num_samples = 400
+    num_as_large = 0
+    for numbers in numpy.random.default_rng(7).integers(40, size=(num_samples, 40)):
+        difference = bleu(after, numbers) - bleu(before, numbers)
+        if abs(difference - measured_difference) >= abs(measured_difference):
+            num_as_large += 1
+    largest_standard_error = (0.25 / num_samples) ** 0.5
+    assert abs(num_as_large / num_samples - test["p_value"]) < 4 * largest_standard_error
 
 
-def test_what_is_evaluated(tmp_path, monkeypatch):
-    """One evaluation at a time; a baseline that was not evaluated, or on another test set, is refused first."""
-    data, base = make_data(tmp_path / "data", subwords="bpe", lowercase=None), tmp_path / "base"
-    run = make_run(tmp_path / "run", data)
+def test_the_p_value_of_a_large_difference_is_small_enough_for_any_correction(tmp_path):
+    """By Holm's method, the smallest of 300 p values has to be below 0.05 / 300."""
+    rng = random.Random(2)
+    references = [" ".join(rng.choices("abcdefgh", k=rng.randint(5, 12))) for _ in range(200)]
+    scorer = make_scorer("translation", tmp_path, lowercase=True)
+    test = scorer.test_significance(damage(0.3, references, rng), damage(0.8, references, rng), references)
+    assert test["p_value"] < 0.05 / 300
+
+
+GOOD = "a b c d"
+BAD = "x x x x"
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ([GOOD, GOOD], [GOOD, GOOD]),
+        ([BAD, BAD], ["y", "z"]),  # other translations of the same score
+        ([GOOD, BAD], [BAD, GOOD]),  # each is better once
+    ],
+)
+def test_no_difference_is_not_significant(before, after, tmp_path):
+    scorer = make_scorer("translation", tmp_path, lowercase=True)
+    assert scorer.test_significance(before, after, [GOOD.upper()] * 2)["p_value"] == 1
+
+
+@pytest.fixture
+def refusing_run(tmp_path, monkeypatch):
+    """Returns a run on data, in which each command that evaluates it fails, and its error message is the command.
+
+    The command also checks that no second evaluation can begin.
+    """
+    data = make_data(tmp_path / "data", subwords="bpe", lowercase=None)
+    write(data / "test.de", ["eins"])
 
     def run_command(argv, log):
         with pytest.raises(steps.Busy), steps.locked(log.parent / ".evaluation.lock"):
@@ -205,21 +327,37 @@ def test_what_is_evaluated(tmp_path, monkeypatch):
         raise steps.UserError(" ".join(map(str, argv)))
 
     monkeypatch.setattr(score, "run_command", run_command)
-    write(data / "test.de", ["eins"])
-    references = text.digest(data / "test.de")
-    none = f"--baseline {base}: not evaluated yet; call evaluate.sh {base} first"
-    other = f"--baseline {base}: evaluated on another test set; call evaluate.sh {base} --test DIR, then this command"
-    for right, known, option, value, part in (
-        ("eins", {}, "--baseline", base, none),
-        ("eins", {"references": references}, "--baseline", base, "average_checkpoints.py .*--num-update-checkpoints 5"),
-        ("zwei", {"references": references}, "--baseline", base, other),
-        ("zwei", {}, "--context-window", 3, "--context-window: not for translation; leave it out"),
-        ("zwei", {}, "--average", 0, "fairseq-generate .* --path .*checkpoint_best.pt"),
-    ):
-        write(data / "test.de", [right])
-        steps.dump(base / "evaluation" / "scores.json", known)
-        assert_refused(score.main, run, option, value, part=part)
-    assert sorted(path.name for path in run.iterdir() if path.suffix != ".log" and path.name[0] != ".") == ["run.json"]
+    return make_run(tmp_path / "run", data)
+
+
+def test_a_baseline_has_to_be_evaluated_on_the_same_test_set(refusing_run, tmp_path):
+    data = tmp_path / "data"
+    base = tmp_path / "base"
+    base.mkdir()
+    not_evaluated = f"--baseline {base}: not evaluated yet; call evaluate.sh {base} first"
+    assert_refused(score.main, refusing_run, "--baseline", base, part=not_evaluated)
+
+    steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(data / "test.de")})
+    averages = "average_checkpoints.py .*--num-update-checkpoints 5"  # the next step
+    assert_refused(score.main, refusing_run, "--baseline", base, part=averages)
+
+    write(data / "test.de", ["zwei"])
+    advice = f"call evaluate.sh {base} --test DIR, then this command"
+    other_test_set = f"--baseline {base}: evaluated on another test set; {advice}"
+    assert_refused(score.main, refusing_run, "--baseline", base, part=other_test_set)
+    left_files = [path.name for path in refusing_run.iterdir() if path.suffix != ".log" and path.name[0] != "."]
+    assert left_files == ["run.json"]
+
+
+@pytest.mark.parametrize("option, value, part", [
+    ("--context-window", 3, "--context-window: not for translation; leave it out"),
+    ("--average", 0, "fairseq-generate .* --path .*checkpoint_best.pt"),
+])  # fmt: skip
+def test_options_of_an_evaluation(option, value, part, refusing_run):
+    assert_refused(score.main, refusing_run, option, value, part=part)
+
+
+def test_a_language_model_is_evaluated_with_the_flags_of_its_training(refusing_run, tmp_path):
     data = make_data(tmp_path / "text", "language_modeling")
     run = make_run(tmp_path / "lm", data, "ptb_cpu", flags=["--tokens-per-sample=64"])
     assert_refused(score.main, run, "--average", 0, part="fairseq-eval-lm .*--tokens-per-sample 64 ")
@@ -227,7 +365,7 @@ def test_what_is_evaluated(tmp_path, monkeypatch):
 
 @pytest.fixture
 def evaluated(tmp_path, monkeypatch):
-    """A run on data with a test set, and the commands that its evaluation calls, each of which fails."""
+    """Returns a run, its data with a test set, and a list of the commands that its evaluation calls; each fails."""
     data = make_data(tmp_path / "data", subwords="bpe", lowercase=None)
     run = make_run(tmp_path / "run", data)
     write(data / "test.en", ["one"])
@@ -250,16 +388,19 @@ def test_after_a_short_training_the_best_checkpoint_is_scored(checkpoints, evalu
         (run / f"checkpoint_1_{number}.pt").touch()
     (run / "checkpoint_best.pt").touch()
     assert_refused(score.main, run, part="")
-    said = capsys.readouterr().out
-    assert f"{run}: has {checkpoints} of the 5 checkpoints that its recipe averages; scoring checkpoint_best.pt" in said
-    assert len(commands) == 1 and f"--path {run}/checkpoint_best.pt " in commands[0]
+    printed = capsys.readouterr().out
+    has_too_few = f"{run}: has {checkpoints} of the 5 checkpoints that its recipe averages"
+    assert f"{has_too_few}; scoring checkpoint_best.pt" in printed
+    (command,) = commands
+    assert f"--path {run}/checkpoint_best.pt " in command
 
 
 def test_an_average_that_is_asked_for_is_not_replaced(evaluated):
     run, _, commands = evaluated
     (run / "checkpoint_best.pt").touch()
     assert_refused(score.main, run, "--average", 3, part="it said nothing")
-    assert "average_checkpoints.py" in commands[0] and commands[0].split().count("3") == 1
+    assert "average_checkpoints.py" in commands[0]
+    assert commands[0].split().count("3") == 1
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "long"])
@@ -273,8 +414,8 @@ def test_a_test_sentence_that_is_too_long_is_refused_with_what_evaluate_can_do(e
     run, data, commands = evaluated
     write(data / "sub" / "test.de", ["a", "b " * 1024])
     write(data / "sub" / "test.en", ["a", "b"])
-    said = "test.de: line 2 of the test set has 1025 tokens, the model takes 1024; .*evaluate.sh .*/run --test DIR"
-    assert_refused(score.main, run, part=said)
+    too_long = "test.de: line 2 of the test set has 1025 tokens, the model takes 1024; .*evaluate.sh .*/run --test DIR"
+    assert_refused(score.main, run, part=too_long)
     assert not commands
     make_run(run, data, flags=["--max-source-positions", "1100", "--max-target-positions=1100"])
     assert_refused(score.main, run, "--average", "0", part="it said nothing")
@@ -303,65 +444,122 @@ def test_a_folder_whose_name_fairseq_misreads_is_refused(tmp_path):
 def test_flags_that_change_the_input_or_the_number_of_lines_are_refused(flags, part, evaluated, tmp_path):
     run, _, _ = evaluated
     (run / "checkpoint_best.pt").touch()
-    assert_refused(
-        translate.main, run, "--", *flags.format(file=tmp_path / "x").split(), part=part.format(file=tmp_path / "x")
-    )
+    file = tmp_path / "x"
+    words = flags.format(file=file).split()
+    assert_refused(translate.main, run, "--", *words, part=part.format(file=file))
 
 
 @pytest.mark.parametrize("name", ["wmt", "pieces", "mails", "dialogues"])
-def test_what_is_translated_is_as_prepared(name, prepared_corpus, tmp_path, monkeypatch, capsys):
-    """translate.sh gives the model the subwords that prepare.sh made of the same text."""
+def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus, tmp_path, monkeypatch, capsys):
+    """And fairseq-interactive splits nothing itself."""
     data = prepared_corpus(name)
     settings = steps.load(data / "settings.json")
-    own = data.parent / "text" / f"test.{settings['src']}"  # before it was lowercased
-    source = own if own.exists() else data / "raw" / own.name
+    file_name = f"test.{settings['src']}"
+    source = data.parent / "text" / file_name  # before it was lowercased
+    if not source.exists():
+        source = data / "raw" / file_name
+    prepared_lines = translate.as_prepared(source.read_text(), settings, data)
+    assert prepared_lines == list(text.lines(data / "sub" / file_name))
+
     monkeypatch.setenv("DRY_RUN", "1")
     translate.main([str(make_run(tmp_path / "run", data, "pairs_cpu"))])
-    interactive = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
+    command = shlex.split(capsys.readouterr().err.splitlines()[-1])
+    flags = command[2:]  # without "+ fairseq-interactive"
     parser = options.get_interactive_generation_parser()
-    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, interactive))
-    found = translate.as_prepared(source.read_text(), settings, data)
-    assert encoders.build_tokenizer(cfg.tokenizer) is None and encoders.build_bpe(cfg.bpe) is None
-    assert found == [*text.lines(data / "sub" / own.name)]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, flags))
+    assert encoders.build_tokenizer(cfg.tokenizer) is None
+    assert encoders.build_bpe(cfg.bpe) is None
 
 
-def test_a_lone_beginning_of_a_word_stays(prepared_corpus):
-    """Behind a cut: fairseq would not find it anew in the text."""
-    model = prepared_corpus("pieces") / "pieces.model"
-    split = subwords.piece_splitter(model)
-    line = next(
-        line for line in text.lines(prepared_corpus("pieces") / "text" / "train.en") if "\u2581" in split(line)[1:]
-    )
-    most = split(line).index("\u2581", 1) + 2
-    settings = {"src": "en", "tgt": "de", "lowercase": True, "subwords": "sentencepiece", "keep-end": None}
-    (given,) = translate.as_prepared(line, {**settings, "truncate-source": most}, model.parent)
-    assert given.split() == split(line)[: most - 1] and given.endswith(" \u2581")
+def test_a_lone_beginning_of_a_word_stays_at_a_cut(prepared_corpus):
+    """fairseq would not find it anew in the text that is cut there."""
+    data = prepared_corpus("pieces")
+    split = subwords.piece_splitter(data / "pieces.model")
+    word_beginning = "\u2581"
+    for line in text.lines(data / "text" / "train.en"):
+        pieces = split(line)
+        if word_beginning in pieces[1:]:
+            break
+    num_pieces = pieces.index(word_beginning, 1) + 1
+    settings = {
+        "src": "en",
+        "tgt": "de",
+        "lowercase": True,
+        "subwords": "sentencepiece",
+        "keep-end": None,
+        "truncate-source": num_pieces + 1,  # with the end-of-sentence symbol
+    }
+    (prepared_line,) = translate.as_prepared(line, settings, data)
+    assert prepared_line.split() == pieces[:num_pieces]
+    assert prepared_line.endswith(f" {word_beginning}")
 
 
-def test_lines_to_translate(tmp_path, capsys, monkeypatch):
-    """One for each, an empty one for an empty one; each tool sees one line; flags go to fairseq-interactive."""
-    options = {"lowercase": None, "dash-splits": None, "truncate-source": None}
-    data = make_data(tmp_path / "data", subwords="bpe", **options)
+class Translator:
+    """Calls translate.sh for a run, with a stand-in for fairseq-interactive that returns its input as translations.
+
+    Attributes:
+        inputs: the text that fairseq-interactive has been given in each call.
+    """
+
+    def __init__(self, run, monkeypatch, capsys):
+        self.run = run
+        self.monkeypatch = monkeypatch
+        self.capsys = capsys
+        self.inputs = []
+        monkeypatch.setattr(translate, "shell", self.shell)
+
+    def shell(self, command, stdin_text):
+        self.inputs.append(stdin_text)
+        hypotheses = [f"H-{number}\t-1\t{line}\n" for number, line in enumerate(stdin_text.splitlines())]
+        return "".join(hypotheses)
+
+    def __call__(self, stdin_bytes, *flags):
+        """Returns what translate.sh prints for its standard input: a pair of standard output and standard error."""
+        self.monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin_bytes)))
+        translate.main([str(self.run), "--beam", "1", "--", "--max-len-b", "20", *flags])
+        return self.capsys.readouterr()
+
+
+@pytest.fixture
+def translator(tmp_path, monkeypatch, capsys):
+    """Returns a `Translator` of a run whose subwords are single letters."""
+    settings = {"lowercase": None, "dash-splits": None, "truncate-source": None}
+    data = make_data(tmp_path / "data", subwords="bpe", **settings)
     write(data / "codes", ["#version: 0.2", "q q</w>"])
-    run, given_lines = make_run(tmp_path / "run", data), []
-
-    def shell(command, stdin_text):
-        given_lines.append(stdin_text)
-        return "".join(f"H-{i}\t-1\t{line}\n" for i, line in enumerate(stdin_text.splitlines()))
-
-    def call(said, *more):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said)))
-        translate.main([str(run), "--beam", "1", "--", "--max-len-b", "20", *more])
-        return capsys.readouterr()
-
-    monkeypatch.setattr(translate, "shell", shell)
+    run = make_run(tmp_path / "run", data)
     (run / "checkpoint_best.pt").touch()
-    out, error = call("\ufeff A\u2028 B\x85c\rd \n\ne".encode())
-    assert out == "A B c d\n\ne\n" and given_lines.pop() == "A B c d\ne\n"
-    assert "--beam 1 " in error and "--max-len-b 20" in error and "--tokenizer" not in error and "--bpe" not in error
-    assert call(b"\n\n")[0] == "\n\n" and call(b"")[0] == "" and not given_lines
-    assert call("a\tb\u00a0".encode(), "--constraints") and given_lines == ["a\tb\n"]
-    assert_refused(lambda _: call(b"a\xff"), part="standard input is not UTF-8")
+    return Translator(run, monkeypatch, capsys)
+
+
+def test_each_line_is_translated_and_an_empty_line_stays_empty(translator):
+    """Only a line feed ends a line."""
+    printed, error = translator("\ufeff A\u2028 B\x85c\rd \n\ne".encode())
+    assert printed == "A B c d\n\ne\n"
+    assert translator.inputs == ["A B c d\ne\n"]
+    assert "--beam 1 " in error
+    assert "--max-len-b 20" in error
+    assert "--tokenizer" not in error
+    assert "--bpe" not in error
+
+
+def test_fairseq_is_not_started_if_there_is_nothing_to_translate(translator):
+    assert translator(b"\n\n").out == "\n\n"
+    assert translator(b"").out == ""
+    assert not translator.inputs
+
+
+def test_constraints_stay_behind_a_tab(translator):
+    translator("a\tb\u00a0".encode(), "--constraints")
+    assert translator.inputs == ["a\tb\n"]
+
+
+def test_text_that_is_not_utf8_is_refused(translator):
+    assert_refused(lambda _: translator(b"a\xff"), part="standard input is not UTF-8")
+
+
+def test_a_language_model_does_not_translate(translator, tmp_path):
+    data = tmp_path / "data"
     steps.dump(data / "settings.json", {"task": "language_modeling"})
-    make_run(run, data, "ptb_cpu")
-    assert_refused(lambda _: call(b"a"), part="was trained for language_modeling; translate.sh needs pairs of text")
+    make_run(translator.run, data, "ptb_cpu")
+    no_pairs = "was trained for language_modeling; translate.sh needs pairs of text"
+    assert_refused(lambda _: translator(b"a"), part=no_pairs)
