@@ -11,6 +11,7 @@
 #                                    superglue, summarisation and dialogue of DIR. The variable CORPORA does the same.
 #   scripts/test.sh -m "not slow"    without the tests that take more than 15 seconds
 #   scripts/test.sh -k padding       only tests with this word in their names
+#   scripts/test.sh -k test_help     a single test, without worker processes, so that it starts in some ten seconds
 #   scripts/test.sh tests/test_cli.py -n 0    one file, without worker processes
 #
 # All arguments go to pytest. At the end, the commands that repeat failed tests are printed.

@@ -15,6 +15,7 @@ import fcntl
 import gc
 import os
 import random
+import re
 import shlex
 import shutil
 import sys
@@ -71,7 +72,20 @@ def is_worker():
     return "PYTEST_XDIST_WORKER" in os.environ
 
 
-# ---- which tests run, and in which order
+# ---- which tests run, where, and in which order
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may not be installed
+def pytest_xdist_auto_num_workers(config):
+    """Returns 0 as the number of workers if the command line names single tests, and otherwise leaves it to xdist.
+
+    A worker takes some seconds to start, which is longer than most tests take.
+    """
+    has_name_of_test = re.fullmatch(r"test_\w+", config.option.keyword) is not None  # -k test_help
+    has_only_single_tests = bool(config.args) and all("::" in argument for argument in config.args)
+    if has_name_of_test or has_only_single_tests:
+        return 0
+    return None
 
 
 def pytest_collection_modifyitems(config, items):

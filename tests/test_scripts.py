@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,3 +178,19 @@ def test_an_example_is_a_model_for_python(example):
 @pytest.mark.parametrize("folder", EXAMPLES, ids=[path.name for path in EXAMPLES])
 def test_the_examples_translate(folder, monkeypatch, capsys):
     assert len(translate_by(folder, "a man plays the guitar .\n", monkeypatch, capsys).split()) > 2
+
+
+@pytest.mark.parametrize(
+    "keyword, arguments, num_workers",
+    [
+        ("test_help", ["tests"], 0),
+        ("", ["tests/test_cli.py::test_average", "tests/test_cli.py::test_hydra"], 0),
+        ("help", ["tests"], None),  # xdist's own number
+        ("", ["tests/test_cli.py", "tests/test_cli.py::test_hydra"], None),
+        ("", [], None),
+    ],
+)
+def test_single_tests_run_without_workers(keyword, arguments, num_workers, request):
+    (conftest,) = [plugin for plugin in request.config.pluginmanager.get_plugins() if hasattr(plugin, "describe_run")]
+    config = SimpleNamespace(option=SimpleNamespace(keyword=keyword), args=arguments)
+    assert conftest.pytest_xdist_auto_num_workers(config) == num_workers
