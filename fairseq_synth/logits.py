@@ -135,6 +135,7 @@ class Logits:
             elif isinstance(weighted_term, Outer):
                 self.outers.append(weighted_term)
             else:
+                assert isinstance(weighted_term, Diagonals), f"no term of logits: {type(weighted_term).__name__}"
                 self.diagonals.append(weighted_term)
 
     def terms(self) -> list[Term]:
@@ -313,7 +314,7 @@ def toeplitz(values: Tensor, src_len: int) -> Tensor:
 def inner_product(query: Tensor, key: Tensor) -> Tensor:
     """Returns ``query @ key^T``, (B, H, T, S).
 
-    If all sentences share the keys, torch.matmul would copy the keys for each sentence. Other calls do not.
+    torch.matmul would copy keys that all sentences share, once for each sentence. This function does not copy them.
 
     Args:
         query: (B or 1, H or 1, T, r).
