@@ -171,8 +171,8 @@ class SynthesizerModel:
                 f"the checkpoint is of {with_article(kind)}, this model is {with_article(self.kind)}; give a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
-        # Either all layers start from a stock Transformer's attention, or none does. Each layer sees only its own part
-        # of the checkpoint. So it reads this attribute, which says what the checkpoint is as a whole, when it loads.
+        # Either all layers start from a stock Transformer's attention, or none does. But a layer that loads its weights
+        # sees only its own part of the checkpoint. So this attribute tells the layer what the whole checkpoint is.
         is_stock_checkpoint = not any(".synthesizer." in key for key in state_dict)
         for module in self.modules():  # type: ignore[attr-defined]
             if isinstance(module, SyntheticAttention):

@@ -1,4 +1,4 @@
-"""Names the architectures, for programs that load neither torch nor fairseq."""
+"""Names the functions and the architectures, for programs that load neither torch nor fairseq."""
 
 # The rows of the paper's Table 2, then its factorized mixtures. In the name of an architecture "+" becomes "_".
 VARIANTS = (
@@ -20,7 +20,6 @@ VARIANTS = (
 
 # The functions of positions alone whose parameters can be set to get given logits, as when a Transformer is converted.
 POSITION_FUNCTIONS = ("random", "relative_random", "factorized_random")
-AVERAGED_SENTENCES = 2000  # over so many sentences attention is averaged at most, if no other number is given
 
 
 def architecture_name(model: str, spec: str, preset: str) -> str:

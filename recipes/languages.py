@@ -197,7 +197,7 @@ def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
 
 def _tokenizer_for_text(text: Iterable[str]) -> str:
     """Returns sacreBLEU's tokeniser for a text in an unknown language. `text`: its lines."""
-    word_count = 0  # of texts between spaces, which may be whole sentences
+    word_count = 0  # a "word" is text between two spaces, which in some languages is a whole sentence
     letter_count = 0
     letters_by_script: Counter[str] = Counter()
     for line in text:

@@ -75,15 +75,18 @@ def is_worker():
 # ---- which tests run, where, and in which order
 
 
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may not be installed
+@pytest.hookimpl(optionalhook=True)  # because pytest-xdist, which has this hook, may not be installed
 def pytest_xdist_auto_num_workers(config):
     """Returns 0 as the number of workers if the command line names single tests, and otherwise leaves it to xdist.
 
     A worker takes some seconds to start, which is longer than most tests take.
     """
-    has_name_of_test = re.fullmatch(r"test_\w+", config.option.keyword) is not None  # -k test_help
+    keyword = config.option.keyword
+    names_of_files = {file.stem for file in Path(__file__).parent.rglob("test_*.py")}
+    # -k test_help chooses a test, but -k test_train chooses all tests of the file test_train.py
+    is_name_of_test = re.fullmatch(r"test_\w+", keyword) is not None and keyword not in names_of_files
     has_only_single_tests = bool(config.args) and all("::" in argument for argument in config.args)
-    if has_name_of_test or has_only_single_tests:
+    if is_name_of_test or has_only_single_tests:
         return 0
     return None
 
@@ -110,7 +113,7 @@ def pytest_report_collectionfinish(config, items):
     return describe_run(config, tests=len(items), workers=1)
 
 
-@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which may not be installed
+@pytest.hookimpl(optionalhook=True)  # because pytest-xdist, which has this hook, may not be installed
 def pytest_xdist_node_collection_finished(node, ids):
     """Prints the line that describes the run, once, if workers run the tests."""
     config = node.config

@@ -513,10 +513,11 @@ def run_programs_in_process():
 
     def shell(command, stdout=subprocess.PIPE, stdin_text=None):
         """Replaces recipes.steps.shell: runs two programs in this process, and any other command in a shell."""
-        if is_tokenisation(command):
-            stdout.write(tokenize_in_process(command))
+        words = shlex.split(command)
+        if is_tokenization(words):
+            stdout.write(tokenize_in_process(words))
             return None
-        program, *arguments = shlex.split(command)
+        program, *arguments = words
         if program == "fairseq-interactive":
             printed, _ = run_cli(interactive.cli_main, *arguments, stdin=stdin_text)
             return printed
@@ -531,24 +532,27 @@ def run_programs_in_process():
         yield
 
 
-def is_tokenisation(command):
-    """Returns whether a shell command is ``sacremoses OPTIONS < FILE``, by the program of this environment.
+def is_tokenization(words):
+    """Returns whether the words of a shell command are ``sacremoses OPTIONS < FILE``.
 
-    A test may put another program with this name on the PATH, which then has to be started.
+    It returns False if sacremoses is not the program of this environment. A test may put another program with this name
+    on the PATH, which then has to be started.
     """
-    words = shlex.split(command)
     if words[0] != "sacremoses" or "|" in words:
         return False
     program = shutil.which("sacremoses")
     return program is not None and Path(program).parent == Path(sys.executable).parent
 
 
-def tokenize_in_process(command):
-    """Returns what the shell command ``sacremoses OPTIONS < FILE`` prints, as bytes, without a new process."""
+def tokenize_in_process(words):
+    """Returns what the shell command ``sacremoses OPTIONS < FILE`` prints, as bytes, without a new process.
+
+    `words`: the words of this command.
+    """
     from click.testing import CliRunner
     from sacremoses.cli import cli
 
-    _program, *options, _reads_from, file = shlex.split(command)
+    _program, *options, _reads_from, file = words
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # sacremoses uses a function that click is to remove
         result = CliRunner().invoke(cli, options, input=Path(file).read_bytes(), catch_exceptions=False)

@@ -452,7 +452,8 @@ JOBS = {
         "results/multi30k_14k/cpu/en-fr-random-seed77.json": [0, 1],
     },
 }
-OPTIONS = {"data": " --prepare", "runs": " --rerun", "results": ""}  # of reproduce.sh, by what a job makes
+# The options with which a job calls reproduce.sh, by the folder of the file that the job makes.
+OPTIONS = {"data": " --prepare", "runs": " --rerun", "results": ""}
 
 
 def run_snakemake(folder, cells):

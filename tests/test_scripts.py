@@ -186,6 +186,7 @@ def test_the_examples_translate(folder, monkeypatch, capsys):
         ("test_help", ["tests"], 0),
         ("", ["tests/test_cli.py::test_average", "tests/test_cli.py::test_hydra"], 0),
         ("help", ["tests"], None),  # xdist's own number
+        ("test_train", ["tests"], None),  # the name of a file
         ("", ["tests/test_cli.py", "tests/test_cli.py::test_hydra"], None),
         ("", [], None),
     ],

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import SynthesizerError
-from ..names import AVERAGED_SENTENCES, POSITION_FUNCTIONS
+from ..inspect.arguments import AVERAGED_SENTENCES
+from ..names import POSITION_FUNCTIONS
 
 STACKS = ("encoder", "decoder")  # there is a flag for each
 KEEP = "vanilla"  # the function of a stack that stays as it is

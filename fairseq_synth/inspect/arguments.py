@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ..errors import SynthesizerError
 
 RESULTS_FILE = "figures.json"
+AVERAGED_SENTENCES = 2000  # by default, attention is averaged over at most this number of sentences
 DATA_FLAGS = ("only", "subset", "sentences", "steps", "beam", "remove_bpe")  # which have no effect without --data
 
 
@@ -41,7 +42,10 @@ PARTS = {
     ),
     "words": PartDescription(
         content="loss with heads that look by position alone",
-        cost="a pass over up to 2,000 sentences of the training split, then two passes for each head of self-attention",
+        cost=(
+            f"a pass over up to {AVERAGED_SENTENCES:,} sentences of the training split, then two passes for each head "
+            "of self-attention"
+        ),
     ),
     "lengths": PartDescription(
         content="loss and BLEU by sentence length",
@@ -85,7 +89,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--sentences",
         type=parse_positive,
         metavar="N",
-        help="read only the first N sentences, and at most N of the training split (default: all, and 2,000)",
+        help=(
+            "read only the first N sentences, and at most N of the training split "
+            f"(default: all, and {AVERAGED_SENTENCES:,})"
+        ),
     )
     parser.add_argument(
         "--positions", type=parse_positive, default=32, metavar="N", help="size of the patterns shown (default: 32)"

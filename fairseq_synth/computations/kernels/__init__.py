@@ -73,10 +73,12 @@ def refuses(
     if not reason:
         summands = sort_terms(logits, value)
         reason = refuse_summands(summands, value)
-        keep_summands(logits, summands)
     if reason:
         log_refusal(reason)
-    return reason
+        return reason
+    # The terms of a refused call must not be kept: nothing would take them, and their tensors would stay in memory.
+    keep_summands(logits, summands)
+    return ""
 
 
 def are_on() -> bool:
@@ -362,7 +364,8 @@ class KernelAttention(torch.autograd.Function):
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address.
         hidden, seed, lse, out, *inputs, grad = align_memory([*ctx.saved_tensors, grad.contiguous()])
         tensors = name_tensors(hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
-        gradients: list[Tensor | None] = []  # of the tensors of the call, in their order
+        # `gradients` has one entry for each of the inputs, in the same order.
+        gradients: list[Tensor | None] = []
         for name, gradient_name, tensor in zip(plan.names, plan.gradient_names, inputs):
             gradient = torch.empty_like(tensor) if name in plan.layout.wanted else None
             tensors[name] = tensor

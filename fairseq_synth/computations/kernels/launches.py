@@ -619,7 +619,7 @@ class Plan:
             tensor_name = getattr(self.tensors, field)
             if tensor_name in self.layout.wanted:
                 names[field] = f"to_{tensor_name}"
-        # Of all other gradients, partial sums are written. The field "w" has its sums in the memory "sum_w".
+        # The kernels write all other gradients as partial sums. The field "w" has its sums in the memory "sum_w".
         for memory_name in self.sums:
             is_gradient = memory_name != "delta"  # which is rowsum(P * dP), computed by one kernel for the others
             if is_gradient:
@@ -722,8 +722,8 @@ def make_constants(layout: Layout, tile: Tile) -> Any:
 
     wider_factor = 0
     if layout.right_width:
-        # Each left feature is for `right_width` columns of an outer product. The kernels pad both factors to the width
-        # of the wider one.
+        # Each left feature is for `right_width` columns of an outer product. The kernels pad both factors to one
+        # width, which depends on the wider factor.
         left_width = divide_up(layout.length, layout.right_width)
         wider_factor = max(layout.right_width, left_width)
     # If all widths are multiples of 8, the kernels read 8 numbers at once.

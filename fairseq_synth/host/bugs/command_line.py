@@ -79,7 +79,7 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
     num_shards = getattr(flags, "num_shards", 1)
     shard_id = getattr(flags, "shard_id", 0)
     has_several_shards = num_shards != 1 or shard_id != 0
-    # Of fairseq's commands, only fairseq-generate and fairseq-interactive have --beam.
+    # --beam is a flag of the two commands that translate, fairseq-generate and fairseq-interactive, and of no other.
     translates = hasattr(flags, "beam")
     if not has_several_shards or not translates:
         return

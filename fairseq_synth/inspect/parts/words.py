@@ -1,7 +1,7 @@
 """Measures the loss with heads of self-attention that look by position alone, by their average on the training data."""
 
-from ...names import AVERAGED_SENTENCES
 from .. import words
+from ..arguments import AVERAGED_SENTENCES
 from ..attentions import Head, self_attentions
 from ..inspection import Inspection, round_floats
 
