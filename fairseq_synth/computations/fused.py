@@ -45,18 +45,18 @@ def compute(
     row_biases = [term for term in logits.biases if term.bias.size(2) == 1]
     other_biases = [term for term in logits.biases if term.bias.size(2) > 1]
 
-    # torch takes one scale for all products, and `join_products` adapts the products that have another one. There is a
-    # first product, because `refuses` has refused logits without products.
+    # torch takes one scale for all products. Any number would do, as `join_products` adapts the products that have
+    # another scale. That of the first product saves this work. There is a product, or `refuses` would have refused.
     scale = logits.products[0].scale
     query, key = join_products(logits.products, row_biases, scale, value)
 
     bias = None
-    remaining_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
-    if remaining_terms:
-        bias = in_type(Logits(remaining_terms).total(length), value.dtype)
+    terms_of_mask: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
+    if terms_of_mask:
+        bias = in_type(Logits(terms_of_mask).total(length), value.dtype)
     is_causal_call = is_causal(attn_mask)
     mask = add_masks(bias, key_padding_mask, is_causal_call, value)
-    # torch takes either a mask or its flag for causal attention. A mask hides the later tokens already.
+    # torch takes either a mask or its flag for causal attention. If there is a mask, it hides the later tokens already.
     uses_causal_flag = is_causal_call and mask is None
 
     query, key, padded_value = pad_features(query, key, value)
@@ -90,10 +90,11 @@ def join_products(products: list[Product], row_biases: list[Bias], scale: float,
 def row_bias_as_product(term: Bias, scale: float, value: Tensor) -> Factors:
     """Returns a query and a key whose inner product, times `scale`, is a bias that is the same in all rows.
 
-    Each feature of a key is the bias of its column. Each feature of a query is ``weight / (scale n)``, where n is the
-    number of features. The inner product is the sum over the features, ``n * weight / (scale n) * bias``, and times
-    `scale` it is ``weight * bias``. One feature would be enough for that; n is `FEATURE_MULTIPLE`, because torch's
-    kernels want a multiple of it.
+    Both have n = `FEATURE_MULTIPLE` features, because torch's kernels want a multiple of it. All features are equal:
+
+        a feature of the query    weight / (scale * n)
+        a feature of the key      the bias of the key's column
+        their inner product       n * weight / (scale * n) * bias = weight * bias / scale
 
     Args:
         term: The bias, (B or 1, H or 1, 1, S), and its weight.
@@ -195,6 +196,7 @@ def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
     needs_equal_features = on_cpu(value)
     num_needed_features = max(num_features, head_dim) if needs_equal_features else num_features
     num_padded_features = round_up(num_needed_features, FEATURE_MULTIPLE)
+    # ``F.pad(x, (0, n))`` appends n zeros to the last dimension.
     if num_padded_features > num_features:
         query = F.pad(query, (0, num_padded_features - num_features))
         key = F.pad(key, (0, num_padded_features - num_features))

@@ -24,8 +24,8 @@ def compute(
     only a sentence that consists of padding alone has such rows, and they have any finite values.
     """
     bsz, num_heads, length, _ = value.size()
-    # The `causal_mask` leaves every row at least one key. Nobody reads the result of a sentence of padding, so that
-    # setting it to 0, which takes a pass over all weights, would be of no use.
+    # Setting rows to 0 takes a pass over all weights, so it is done only for masks that need it. The `causal_mask`
+    # leaves every row a key. A sentence of padding has rows without a key, but nobody reads their results.
     may_hide_all_keys = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(
         logits,

@@ -20,12 +20,12 @@ Result = TypeVar("Result")
 def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
     """Yields the result of ``function(item)`` for each item, in their order, computed by several threads.
 
-    There are as many threads as torch may use. From the first result to the last, torch's own number of threads is set
-    to 1, in these threads and in the caller's, because each core is busy with an item. So the caller has to take all
-    results, or close the iterator.
+    There are as many threads as torch may use. Each computes on one core. In the caller's thread, too, torch uses one
+    core from the first result to the last. It gets its number of threads back when the iterator ends, so that the
+    caller has to take all results, or close the iterator.
 
-    The function runs outside autocast. It runs without gradients: the caller must have turned them off, as torch does
-    in an autograd function, and they are turned off here in each new thread.
+    The function runs outside autocast and without gradients. The caller must have turned gradients off, as torch does
+    in an autograd function.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(items) == 1:
@@ -34,18 +34,18 @@ def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) ->
             yield call_without_autocast(function, item)
         return
 
+    # Autocast, gradients and inference mode are set for each thread on its own. In the threads of the pool, autocast is
+    # off, as it should be. But gradients are on and inference mode is off, whatever the caller has set.
     is_inference = torch.is_inference_mode_enabled()
 
-    def run(item: Item) -> Result:
-        # Each thread has modes of its own. In a new thread, autocast is off, as it should be. But gradients are on, and
-        # inference mode is off.
+    def call_in_modes_of_caller(item: Item) -> Result:
         with torch.inference_mode(is_inference), torch.no_grad():
             return function(item)
 
-    pool = thread_pool(os.getpid(), num_threads)  # The pool of this process, not of the one that it was forked from.
+    pool = thread_pool(os.getpid(), num_threads)
     torch.set_num_threads(1)
     try:
-        yield from pool.map(run, items)
+        yield from pool.map(call_in_modes_of_caller, items)
     finally:
         torch.set_num_threads(num_threads)
 

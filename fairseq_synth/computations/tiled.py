@@ -53,10 +53,10 @@ def refuses(
     if attn_mask is not None and not is_causal(attn_mask):
         return "the mask is not the causal one"
     bsz, num_heads, length, _ = value.size()
-    num_different_sentences = bsz
-    if key_padding_mask is None and logits.is_shared():
-        num_different_sentences = min(bsz, 1)  # 0 in an empty batch
-    if num_different_sentences * num_heads * length**2 <= PLAIN_LIMIT:
+    num_matrices = bsz * num_heads
+    if key_padding_mask is None and logits.is_shared() and bsz > 1:
+        num_matrices = num_heads  # the plain computation computes the logits of one sentence for all
+    if num_matrices * length**2 <= PLAIN_LIMIT:
         return "there are few logits"
     if read_lengths(value, key_padding_mask) is None:
         return "padding is not on the right, or a sentence is empty"
@@ -78,8 +78,7 @@ def compute(
     blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
     # Autograd sees a tensor only if it is an argument itself, and not if it is a field of an argument. So the terms are
-    # given in two parts: without their tensors (as templates), and all of their tensors in one list. `insert_tensors`
-    # puts them together again.
+    # given without their tensors, as templates, and the tensors are further arguments.
     templates = [remove_tensors(term) for term in terms]
     tensors = list_tensors(terms)
     out = TiledAttention.apply(templates, blocks, value, *tensors)
@@ -108,9 +107,10 @@ PLACEHOLDER = object()
 def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
     """Returns a term of the logits with its tensors in the types with which tiles are computed.
 
-    Query and key of a product are in `dtype`, the type of the values, because under autocast their types may differ.
-    The factors of an outer product keep their type. Biases, diagonals and weights are in fp32 at least: their gradients
-    are sums over many sentences, for which half precision is too coarse.
+    Query and key of a product are in `dtype`, the type of the values: under autocast their types may differ, and a
+    matrix product takes two tensors of one type. The factors of an outer product keep their type, which is one for both
+    of them. Biases, diagonals and weights are in fp32 at least: their gradients are sums over many sentences, for which
+    half precision is too coarse.
     """
     weight = term.weight
     if weight is not None:
@@ -150,12 +150,7 @@ def insert_tensors(templates: Sequence[Any], tensors: Sequence[Tensor | None]) -
     remaining_tensors = iter(tensors)
     terms = []
     for template in templates:
-        fields = []
-        for field in template:
-            if field is PLACEHOLDER:
-                fields.append(next(remaining_tensors))
-            else:
-                fields.append(field)
+        fields = [next(remaining_tensors) if field is PLACEHOLDER else field for field in template]
         terms.append(type(template)._make(fields))
     return terms
 
@@ -325,9 +320,9 @@ def divide_by_sentences(
 ) -> Iterator[Block]:
     """Yields the blocks of a batch, for logits that differ by sentence.
 
-    A block is some neighbouring sentences, of any length, and some neighbouring heads. It is computed in tiles, which
-    are some rows of the logits of all its sentences and heads. The block is as large as it can be if a tile has at most
-    `TILE` logits.
+    A block is some neighbouring sentences, of any length, and some neighbouring heads. A tile of it is some rows of the
+    logits of all its sentences and heads. A tile may have `TILE` logits. It gets as many rows as fit; if there is room
+    for more, the rows of more sentences; and then those of more heads.
 
     Args:
         lengths: The length of each sentence in tokens.
@@ -337,11 +332,12 @@ def divide_by_sentences(
         causal: Whether a row sees only the columns up to its own.
     """
     longest = max(lengths)
-    # First as many rows of one sentence and one head as fit into a tile; a row has up to `longest` logits.
-    rows = fit_into_tile(num_logits=longest, limit=min(rows_of_tile, longest))
-    # Then these rows of as many sentences as fit, and these rows and sentences of as many heads as fit.
-    sentences_of_block = fit_into_tile(num_logits=rows * longest, limit=len(lengths))
-    heads_of_block = fit_into_tile(num_logits=sentences_of_block * rows * longest, limit=max_heads)
+    row_logits = longest  # the number of logits in a row
+    rows = fit_into_tile(num_logits=row_logits, limit=min(rows_of_tile, longest))
+    sentence_logits = rows * row_logits  # in these rows of one sentence and head
+    sentences_of_block = fit_into_tile(num_logits=sentence_logits, limit=len(lengths))
+    head_logits = sentences_of_block * sentence_logits  # in these rows of these sentences in one head
+    heads_of_block = fit_into_tile(num_logits=head_logits, limit=max_heads)
     for sentence_slice in split_range(len(lengths), sentences_of_block):
         block_lengths = lengths[sentence_slice]
         hidden = hide_padding(block_lengths)
@@ -363,7 +359,8 @@ def divide_by_length(
     """Yields the blocks of a batch, for logits that all sentences share.
 
     A block is all neighbouring sentences of one length, and some neighbouring heads. fairseq sorts a batch by length,
-    so that sentences of equal length are neighbours. They share one tile of logits, so their number does not matter.
+    so that sentences of equal length are neighbours. They share one tile of logits, so their number does not matter. A
+    tile gets as many rows as fit; if there is room for more, the rows of more heads.
 
     Args:
         lengths: The length of each sentence in tokens.
@@ -372,17 +369,18 @@ def divide_by_length(
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
-    first = 0
-    for length, sentences_of_length in itertools.groupby(lengths):
-        end = first + len(list(sentences_of_length))
-        # First as many rows of one head as fit into a tile; a row has `length` logits. Then these rows of as many heads
-        # as fit.
-        max_rows = min(rows_of_tile, length)
-        rows = fit_into_tile(num_logits=length, limit=max_rows)
-        heads_of_block = fit_into_tile(num_logits=rows * length, limit=max_heads)
+    first_sentence = 0
+    for length, equal_lengths in itertools.groupby(lengths):
+        num_sentences = len(list(equal_lengths))
+        sentences = slice(first_sentence, first_sentence + num_sentences)
+        first_sentence += num_sentences
+        row_logits = length  # the number of logits in a row
+        rows = fit_into_tile(num_logits=row_logits, limit=min(rows_of_tile, length))
+        head_logits = rows * row_logits  # in these rows of one head
+        heads_of_block = fit_into_tile(num_logits=head_logits, limit=max_heads)
         for head_slice in split_range(num_heads, heads_of_block):
             yield Block(
-                sentences=slice(first, end),
+                sentences=sentences,
                 heads=head_slice,
                 length=length,
                 rows_of_tile=rows,
@@ -390,7 +388,6 @@ def divide_by_length(
                 hidden=None,
                 causal=causal,
             )
-        first = end
 
 
 def hide_padding(lengths: Sequence[int]) -> Tensor | None:
@@ -437,9 +434,9 @@ class TiledAttention(torch.autograd.Function):
             return compute_block(block, terms, value)
 
         out = empty_like_values(value, blocks)  # with 0 at the padding that no block has
-        # The results come in the order of the blocks, each as soon as a thread has computed it.
-        for block_out, block in zip(map_in_threads(compute_one, blocks), blocks):
-            block.write(out, block_out)
+        block_outputs = map_in_threads(compute_one, blocks)  # in the order of the blocks
+        for block_output, block in zip(block_outputs, blocks, strict=True):
+            block.write(out, block_output)
         return out
 
     @staticmethod
@@ -470,33 +467,45 @@ class TiledAttention(torch.autograd.Function):
             )
 
         grad_value = empty_like_values(value, ctx.blocks)
-        sums: list[Tensor | None] = []  # for each tensor the sum of its gradients; None if it needs no gradient
-        for tensor, needs_grad in zip(tensors, tensors_need_grad):
-            sums.append(zeros_for_sum(tensor) if needs_grad else None)
-        # The results come in the order of the blocks, so that the rounding of the sums does not depend on the threads.
-        for gradients, block in zip(map_in_threads(differentiate_one, ctx.blocks), ctx.blocks):
-            block.write(grad_value, gradients.value)
-            add_block_gradients(sums, gradients.tensors, ctx.templates, block)
-        grads = [None if total is None else total.to(tensor.dtype) for tensor, total in zip(tensors, sums)]
-        return (None, None, grad_value, *grads)  # `templates` and `blocks` have no gradient
+        grad_sums = start_sums(tensors, tensors_need_grad)
+        # In the order of the blocks, so that the rounding of the sums does not depend on which thread is faster.
+        gradients_of_blocks = map_in_threads(differentiate_one, ctx.blocks)
+        for block_gradients, block in zip(gradients_of_blocks, ctx.blocks, strict=True):
+            block.write(grad_value, block_gradients.value)
+            add_block_gradients(grad_sums, block_gradients.tensors, ctx.templates, block)
+
+        grad_tensors: list[Tensor | None] = []
+        for tensor, grad_sum in zip(tensors, grad_sums):
+            grad_tensors.append(None if grad_sum is None else grad_sum.to(tensor.dtype))
+        return (None, None, grad_value, *grad_tensors)  # `templates` and `blocks` have no gradient
+
+
+def start_sums(tensors: Sequence[Tensor], tensors_need_grad: Sequence[bool]) -> list[Tensor | None]:
+    """Returns for each tensor zeros, to which its gradients are added; None for a tensor that needs no gradient."""
+    sums: list[Tensor | None] = []
+    for tensor, needs_grad in zip(tensors, tensors_need_grad, strict=True):
+        sums.append(zeros_for_sum(tensor) if needs_grad else None)
+    return sums
 
 
 def add_block_gradients(
-    sums: Sequence[Tensor | None], block_grads: Sequence[Tensor], templates: Sequence[Any], block: Block
+    grad_sums: Sequence[Tensor | None], block_grads: Sequence[Tensor], templates: Sequence[Any], block: Block
 ) -> None:
     """Adds the gradients of a block to the sums over all blocks, in place.
 
     Args:
-        sums: For each tensor of the terms, the sum of its gradients so far; None if it needs no gradient.
+        grad_sums: For each tensor of the terms, the sum of its gradients so far; None if it needs no gradient.
         block_grads: The block's gradients of the tensors that need one, in the same order.
         templates: The terms with a placeholder in place of each tensor.
         block: The block, whose sentences and heads have a part in the sums.
     """
-    # The sums are put into the terms in place of their tensors, because `Block.cut_terms` knows which part of each
-    # tensor belongs to the block. The parts are views of the sums. `list_tensors` leaves out None.
-    block_sums = list_tensors(block.cut_terms(insert_tensors(templates, sums)))
-    for block_sum, block_grad in zip(block_sums, block_grads, strict=True):
-        block_sum.add_(block_grad)
+    # `Block.cut_terms` knows which part of each tensor belongs to the block. A sum has the size of its tensor, so that
+    # the sums can take the places of the tensors in the terms.
+    terms_of_sums = insert_tensors(templates, grad_sums)
+    # The parts are views, so that adding to them changes the sums. None, for a tensor without a gradient, is left out.
+    parts_of_sums = list_tensors(block.cut_terms(terms_of_sums))
+    for part_of_sum, block_grad in zip(parts_of_sums, block_grads, strict=True):
+        part_of_sum.add_(block_grad)
 
 
 def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
@@ -585,9 +594,11 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     num_rows = tile.rows.stop - tile.rows.start
     num_columns = tile.columns.stop
     scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
-    has_all_heads_and_rows = scores.size(1) == num_heads and scores.size(2) == num_rows
-    # A product or a sum was computed into new memory. A bias alone may be a view of a parameter.
+    # There are two reasons to copy them. First, `NormalForm.total` computes products and sums into new memory, but it
+    # returns a bias that is the only summand as it is. This may be a view of a parameter, which must not be masked.
     is_only_a_bias = tile_normal.query is None and tile_normal.left is None
+    # Second, heads or rows that are alike are computed once. `expand` lets them share this memory; masks differ by row.
+    has_all_heads_and_rows = scores.size(1) == num_heads and scores.size(2) == num_rows
     if has_all_heads_and_rows and not is_only_a_bias:
         return scores
     return scores.expand(-1, num_heads, num_rows, -1).clone()
@@ -635,7 +646,7 @@ class RecordedNormalForm(NamedTuple):
     """A block's normal form, ``query @ key^T + left (x) right + bias``, whose computation autograd has recorded."""
 
     normal: NormalForm
-    trained_tensors: list[Tensor]  # those of the tensors it was computed from that need a gradient
+    trained_leaves: list[Tensor]  # those of the tensors it was computed from that need a gradient
 
 
 def record_normal_form(
@@ -652,27 +663,26 @@ def record_normal_form(
         terms: The same terms with the tensors of the whole batch.
         tensors_need_grad: Whether each tensor of the terms needs a gradient, in the order of `list_tensors`.
     """
-    block_tensors = []
-    trained_tensors = []
-    for tensor, needs_grad in zip(list_tensors(block.cut_terms(terms)), tensors_need_grad, strict=True):
-        block_tensor = tensor.detach().requires_grad_(needs_grad)
-        block_tensors.append(block_tensor)
+    leaves = []
+    trained_leaves = []
+    for block_tensor, needs_grad in zip(list_tensors(block.cut_terms(terms)), tensors_need_grad, strict=True):
+        leaf = block_tensor.detach().requires_grad_(needs_grad)
+        leaves.append(leaf)
         if needs_grad:
-            trained_tensors.append(block_tensor)
-    block_terms = insert_tensors(templates, block_tensors)
+            trained_leaves.append(leaf)
     with torch.enable_grad():
-        normal = block.normal_form(block_terms)
-    return RecordedNormalForm(normal, trained_tensors)
+        normal = block.normal_form(insert_tensors(templates, leaves))
+    return RecordedNormalForm(normal, trained_leaves)
 
 
 def differentiate_normal_form(recorded: RecordedNormalForm, summand_grads: dict[str, Tensor]) -> Sequence[Tensor]:
-    """Returns the gradient of each tensor in `RecordedNormalForm.trained_tensors`.
+    """Returns the gradient of each tensor in `RecordedNormalForm.trained_leaves`.
 
     Args:
         recorded: The normal form of a block, and the tensors that it was computed from.
         summand_grads: {field of `NormalForm`: its gradient}, for the fields that need one.
     """
-    if not recorded.trained_tensors:
+    if not recorded.trained_leaves:
         return []
     summands = []
     grads = []
@@ -680,7 +690,7 @@ def differentiate_normal_form(recorded: RecordedNormalForm, summand_grads: dict[
         summand = getattr(recorded.normal, name)
         summands.append(summand)
         grads.append(grad.to(summand.dtype))
-    return torch.autograd.grad(summands, recorded.trained_tensors, grads)
+    return torch.autograd.grad(summands, recorded.trained_leaves, grads)
 
 
 class NormalFormGradients(NamedTuple):
@@ -703,27 +713,34 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         value: The block's values as `Block.read` returns them.
         grad_out: The gradient of the block's output, laid out in the same way.
     """
-    sums: dict[str, Tensor] = {}  # {field of `NormalForm`: the sum of its gradients so far}
-    for name, summand in normal._asdict().items():
-        if summand is not None and summand.requires_grad:
-            sums[name] = zeros_for_sum(summand)
+    sums = start_summand_sums(normal)
     grad_value = None
-    # The last tile comes first. It has all columns, so that its gradient can start the sum over tiles.
+    # The last tile comes first. Even under the causal mask it has all columns, so that its gradient of the values has
+    # the full size, and those of the other tiles can be added to it.
     for tile in reversed(block.tiles()):
-        # 1. The weights of the tile, from its parts of the summands, as autograd records.
+        # 1. The weights of the tile, computed from its parts of the summands. Autograd records this for step 3.
         leaves = make_leaves(tile.cut_normal_form(normal), trained=sums.keys())
         with torch.enable_grad():
             weights = tile_weights(NormalForm(**leaves), tile, block)
         # 2. The gradient of the values. The output is ``weights @ value``.
         tile_grad_out = grad_out[:, :, tile.rows]
         grad_value = add_value_gradient(grad_value, weights, tile_grad_out, tile)
-        # 3. The gradient of the weights, and from it, by autograd, those of the tile's parts of the summands.
+        # 3. The gradient of the weights, and from it those of the tile's parts of the summands.
         if sums:
             visible_value = value[:, :, tile.columns]
             grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(weights.dtype)
             add_summand_gradients(sums, leaves, weights, grad_weights, tile)
     assert grad_value is not None, "a block has at least one tile"
     return NormalFormGradients(grad_value, sums)
+
+
+def start_summand_sums(normal: NormalForm) -> dict[str, Tensor]:
+    """Returns {field of `NormalForm`: zeros to add its gradients to}, for the summands that need a gradient."""
+    sums = {}
+    for name, summand in normal._asdict().items():
+        if summand is not None and summand.requires_grad:
+            sums[name] = zeros_for_sum(summand)
+    return sums
 
 
 def add_summand_gradients(
@@ -738,11 +755,13 @@ def add_summand_gradients(
         grad_weights: Their gradient.
         tile: Some rows of the block, and the columns that they see.
     """
-    tile_grads = torch.autograd.grad(weights, [leaves[name] for name in sums], grad_weights)
-    # Views of the parts of the sums that belong to the tile. Fields without a sum are None.
-    tile_sums = tile.cut_normal_form(NormalForm(**sums))._asdict()
-    for name, tile_grad in zip(sums, tile_grads):
-        tile_sums[name].add_(tile_grad)
+    trained_leaves = [leaves[name] for name in sums]
+    tile_grads = torch.autograd.grad(weights, trained_leaves, grad_weights)
+    # A sum has the size of its summand, so that a normal form made of sums can be cut in the same way. Its parts are
+    # views, so that adding to them changes the sums.
+    tile_sums = tile.cut_normal_form(NormalForm(**sums))
+    for name, tile_grad in zip(sums, tile_grads, strict=True):
+        getattr(tile_sums, name).add_(tile_grad)
 
 
 def make_leaves(normal: NormalForm, trained: Collection[str]) -> dict[str, Tensor]:
@@ -774,9 +793,9 @@ def add_value_gradient(grad_value: Tensor | None, weights: Tensor, tile_grad_out
     weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3)
     if grad_value is None:
         return torch.matmul(weights_transposed, tile_grad_out)
-    # `baddbmm_` wants sentences and heads as one dimension. The product of the first tile, above, has made `grad_value`
-    # contiguous, and only its third dimension is cut here. Flattening the first two therefore gives a view, and
-    # `grad_value` itself is changed.
+    # `baddbmm_` adds a batch of matrix products in place. It wants sentences and heads as one dimension, the batch.
+    # `flatten` has to return a view here, or a copy would be changed. It does: the first tile's product has made
+    # `grad_value` contiguous, and only columns are cut from it, which leaves sentences and heads evenly spaced.
     grad_of_columns = grad_value[:, :, tile.columns].flatten(0, 1)
     grad_of_columns.baddbmm_(weights_transposed.flatten(0, 1), tile_grad_out.flatten(0, 1))
     return grad_value

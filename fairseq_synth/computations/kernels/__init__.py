@@ -35,8 +35,10 @@ from .tensors import Call, Summands, align_memory, prepare_call, sort_terms
 
 logger = logging.getLogger(__name__)
 
-DTYPES = (torch.bfloat16, torch.float16)  # in fp32, products without tensor cores take too many registers
-INTERPRETED = (torch.float32, torch.float16)  # numpy, which the interpreter computes with, has no bf16
+# The types for a GPU. In fp32, products without tensor cores take too many registers.
+DTYPES = (torch.bfloat16, torch.float16)
+# The types for Triton's interpreter, which computes with numpy: numpy has no bf16.
+INTERPRETED = (torch.float32, torch.float16)
 VARIABLE = "FAIRSEQ_SYNTH_KERNELS"
 SWITCH = os.environ.get(VARIABLE, "0")  # read once, because Python takes as long to read it as to launch a kernel
 TRITON = (3, 4)  # the oldest release whose kernels take tuples
@@ -59,7 +61,7 @@ latest: SortedTerms | None = None
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why the kernels cannot take a call, or an empty string if they can.
+    """Returns why the kernels cannot take a call, or an empty string if they can. Then `compute` has to come next.
 
     The arguments are those of `computations.attend`, as for every computation. The padding mask and dropout do not
     matter here. If the kernels are switched on, each reason is logged once.
@@ -70,13 +72,16 @@ def refuses(
     if not are_on():
         return "they are switched off"
     reason = refuse_tensors(value, attn_mask)
-    if not reason:
-        summands = sort_terms(logits, value)
-        reason = refuse_summands(summands, value)
     if reason:
         log_refusal(reason)
         return reason
-    # The terms of a refused call must not be kept: nothing would take them, and their tensors would stay in memory.
+    summands = sort_terms(logits, value)
+    reason = refuse_summands(summands, value)
+    if reason:
+        log_refusal(reason)
+        return reason
+    # `compute` takes the sorted terms. Those of a refused call must not be kept: nothing would take them, and their
+    # tensors would stay in memory.
     keep_summands(logits, summands)
     return ""
 
@@ -144,17 +149,11 @@ def log_refusal(reason: str) -> None:
 
 @cache
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether the kernels run on a device in a type.
+    """Returns whether the kernels run on a device in a type. If they do not, a warning says why.
 
-    The device is a GPU, or the CPU with Triton's interpreter. If they do not run, a warning says why. `cache` makes
-    this one warning for each device and type.
+    `cache` makes this one warning for each device and type.
     """
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
-    if device.type == "cpu":
-        is_suitable_device = is_interpreted() and triton_fits()
-    else:
-        is_suitable_device = is_nvidia and torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
-    if not is_suitable_device:
+    if not is_suitable_device(device):
         major, minor = CAPABILITY
         needs = f"an NVIDIA GPU of compute capability {major}.{minor} or higher, and Triton"
         logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
@@ -164,6 +163,14 @@ def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
         logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: give --fp16, --bf16 or --amp")
         return False
     return True
+
+
+def is_suitable_device(device: torch.device) -> bool:
+    """Returns whether a device is a GPU for which the kernels are made, or the CPU with Triton's interpreter."""
+    if device.type == "cpu":
+        return is_interpreted() and triton_fits()
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
 
 
 def name_of_type(dtype: torch.dtype) -> str:
@@ -196,8 +203,8 @@ def compute(
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
     plan = find_plan(call.layout)
     if not plan.is_loaded:
-        are_right = load(plan, call)
-        if not are_right:
+        are_usable = load(plan, call)
+        if not are_usable:
             return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
     seed = None
     if dropout > 0:
@@ -206,9 +213,16 @@ def compute(
 
 
 def attend(plan: Plan, call: Call, seed: Tensor | None) -> Tensor:
-    """Returns the result (T B, C) of the kernels of a plan for a call. A layout with dropout needs a seed for it."""
+    """Returns the result (T B, C) of the kernels of a plan for a call.
+
+    Args:
+        plan: The launches.
+        call: The call.
+        seed: The seed of the dropped weights, (1,), which a layout with dropout needs; else None.
+    """
     hidden = None
     if call.key_padding_mask is not None:
+        # The kernels take bytes, not booleans, and rely on their alignment.
         (hidden,) = align_memory([call.key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)])
     out: Tensor = KernelAttention.apply(plan, hidden, seed, *call.tensors)
     return out
@@ -223,8 +237,10 @@ def attend_without_dropping(
     its result can be compared with the definition's. It still reads a seed, whose value then has no effect. No random
     number is drawn, so the random numbers of the program stay as they are.
     """
-    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, sort_terms(logits, value))
-    # The kernels are chosen by `has_dropout`, which stays true. `dropout`, the probability, is one of their arguments.
+    summands = sort_terms(logits, value)
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
+    # A kernel is compiled with dropout if `has_dropout` is true, which stays as it is. The probability `dropout` is one
+    # of the kernel's arguments.
     plan = find_plan(call.layout._replace(dropout=0.0))
     if not is_interpreted():
         compile_kernels(plan, call)
@@ -258,7 +274,7 @@ def load(plan: Plan, call: Call) -> bool:
             switch_off(comparison.difference)
             return False
         if not comparison.is_finite:
-            return False
+            return False  # undecided: `is_loaded` stays false, so that the next call comes here again
         CHECKED.add(kind)
     plan.is_loaded = True
     return True
@@ -276,7 +292,10 @@ def switch_off(difference: str) -> None:
 
 
 def compile_kernels(plan: Plan, call: Call) -> None:
-    """Compiles and loads the kernels of both passes. The backward pass would be too late to refuse a call.
+    """Compiles the kernels of a plan and loads them on the GPU, unless they are compiled already.
+
+    Those of the backward pass are compiled now, too. When it runs, it would be too late to compute the call in another
+    way.
 
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
@@ -298,37 +317,44 @@ def compile_kernels(plan: Plan, call: Call) -> None:
 def make_stand_ins(plan: Plan, call: Call) -> dict[Any, Any]:
     """Returns {name: tensor} with a tensor of the right type for each tensor that the launches of a plan use.
 
-    A kernel is compiled for the types of its tensors, whose sizes and values do not matter.
+    A kernel is compiled for the types of its tensors, whose sizes and values do not matter. So no tensor of the right
+    size is allocated: any tensor of the same type stands for it.
     """
-    packed = call.tensors[0]
-    numbers = packed.new_empty(1, dtype=torch.float32)
+    # "packed" comes first among the tensors of a call. It has the type of the values, and so have output and gradient.
+    in_type_of_values = call.tensors[0]
+    in_fp32 = in_type_of_values.new_empty(1, dtype=torch.float32)
     tensors = name_tensors(
-        hidden=packed.new_empty(1, dtype=torch.uint8),
-        seed=packed.new_empty(1, dtype=torch.int64),
-        out=packed,
-        lse=numbers,
-        grad=packed,
+        hidden=in_type_of_values.new_empty(1, dtype=torch.uint8),
+        seed=in_type_of_values.new_empty(1, dtype=torch.int64),
+        out=in_type_of_values,
+        lse=in_fp32,
+        grad=in_type_of_values,
     )
     tensors.update(zip(plan.names, call.tensors))
     tensors.update(zip(plan.gradient_names, call.tensors))  # a gradient has the type of its tensor
-    tensors.update(dict.fromkeys(plan.sums, numbers))
+    tensors.update(dict.fromkeys(plan.sums, in_fp32))
     return tensors
 
 
 def run(launch: Launch, tensors: dict[Any, Any]) -> None:
     """Launches a kernel. `tensors`: what `name_tensors` returns, with all tensors of the launch."""
     arguments = launch.args(tensors)
-    if launch.compiled is not None:  # Triton takes much longer to find the compiled kernel than to launch it
+    if launch.compiled is not None:
+        # ``launch.kernel[launch.grid]`` would do, but Triton takes much longer to find the compiled kernel than to
+        # launch it.
         launch.compiled(*arguments)
-    else:  # Triton's interpreter
-        launch.kernel[launch.grid](*arguments)
+    else:
+        launch.kernel[launch.grid](*arguments)  # Triton's interpreter, for which nothing is compiled
 
 
 class KernelAttention(torch.autograd.Function):
     """Launches the kernels of a plan.
 
-    It saves its inputs; for long sentences also its output, and the softmax's denominator of each row. The backward
-    pass for short sentences computes both again.
+    It saves its inputs. For long sentences it also saves its output, and the logarithm of the softmax's denominator for
+    each row (``lse``, short for log-sum-exp), which the backward pass reads. The backward pass for short sentences
+    computes both again, because a single program has the whole sentence.
+
+    Both passes run for every attention of every training step. To save time they call as few functions as possible.
     """
 
     @staticmethod
@@ -344,7 +370,7 @@ class KernelAttention(torch.autograd.Function):
         """
         layout = plan.layout
         out = inputs[0].new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
-        lse = None
+        lse = None  # the kernel for short sentences writes none
         if plan.is_long:
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
         tensors = name_tensors(hidden=hidden, seed=seed, out=out, lse=lse)
@@ -352,19 +378,28 @@ class KernelAttention(torch.autograd.Function):
         with torch.cuda.device_of(out):  # the current device may be another; in the backward pass torch sets it
             run(plan.forward, tensors)
         ctx.plan = plan
-        saved_out = out if plan.is_long else None
-        ctx.save_for_backward(hidden, seed, lse, saved_out, *inputs)
+        if plan.is_long:
+            ctx.save_for_backward(hidden, seed, lse, out, *inputs)
+        else:
+            ctx.save_for_backward(hidden, seed, None, None, *inputs)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of all arguments of `forward`, which are None for the first three."""
+        """Returns the gradients of all arguments of `forward`, which are None for the first three.
+
+        Args:
+            ctx: What `forward` has saved.
+            grad: The gradient of the output, (T B, C).
+        """
         plan: Plan = ctx.plan
-        # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to another address.
+        # Tensors in the order in which `forward` has saved them. A hook on saved tensors, such as torch's
+        # `save_on_cpu`, may bring them back to an address that is not aligned.
         hidden, seed, lse, out, *inputs, grad = align_memory([*ctx.saved_tensors, grad.contiguous()])
         tensors = name_tensors(hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
-        # `gradients` has one entry for each of the inputs, in the same order.
+
+        # 1. The inputs, and for each of them the gradient that the kernels write; None if it is not wanted.
         gradients: list[Tensor | None] = []
         for name, gradient_name, tensor in zip(plan.names, plan.gradient_names, inputs):
             gradient = torch.empty_like(tensor) if name in plan.layout.wanted else None
@@ -372,12 +407,16 @@ class KernelAttention(torch.autograd.Function):
             tensors[gradient_name] = gradient
             gradients.append(gradient)
         if plan.has_unused_factors:
-            tensors["to_pair"].zero_()  # the gradient of "pair", of which the kernels write a part
+            tensors["to_pair"].zero_()  # the gradient of "pair"; the kernels write all of it but the unused factors
+
+        # 2. Memory for partial sums: a single allocation, which is divided. The kernels rely on the sums being side by
+        # side (`Plan.reserve_sums`). `split` would be much slower than `split_with_sizes`.
         if plan.sums:
-            # One allocation for all sums. `split` would be much slower than `split_with_sizes`.
             sizes = list(plan.sums.values())
             memory = grad.new_empty(sum(sizes), dtype=torch.float32)
             tensors.update(zip(plan.sums, memory.split_with_sizes(sizes)))
+
+        # 3. The kernels.
         for launch in plan.backward:
             run(launch, tensors)
         return (None, None, None, *gradients)

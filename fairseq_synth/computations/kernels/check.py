@@ -54,6 +54,14 @@ class Results(NamedTuple):
     gradients: dict[str, Tensor]
 
 
+class Leaf(NamedTuple):
+    """A copy of a tensor of a call, which is a leaf of an autograd graph."""
+
+    original: Tensor
+    copy: Tensor
+    roles: list[str]  # the roles in the call of the tensor or of its views, such as ``query`` and ``key``
+
+
 class Copies:
     """Copies of the tensors of a call, which are leaves of an autograd graph, or views of such leaves.
 
@@ -68,32 +76,38 @@ class Copies:
     def __init__(self, dtype: torch.dtype | None = None, all_need_gradients: bool = False) -> None:
         self.dtype = dtype
         self.all_need_gradients = all_need_gradients
-        self.leaves: dict[int, Tensor] = {}  # by the identity of the tensor that is copied
-        self.roles: dict[int, list[str]] = {}  # what is in each leaf
+        # {``id(original)``: leaf}. A leaf keeps its original alive, so that no later tensor can have the same id.
+        self.leaves: dict[int, Leaf] = {}
 
     def copy(self, role: str, x: Tensor) -> Tensor:
-        """Returns a copy of x, whose role in the call is, for example, that of the ``query``."""
-        base = x._base
-        if base is None or not base.is_contiguous() or base.requires_grad != x.requires_grad:
-            return self.copy_whole(role, x)
-        leaf = self.copy_whole(role, base)
-        return leaf.as_strided(x.size(), x.stride(), x.storage_offset() - base.storage_offset())
+        """Returns a copy of x: a leaf, or if x is a view, the same view of a leaf.
 
-    def copy_whole(self, role: str, x: Tensor) -> Tensor:
-        """Returns the leaf that is a copy of x; for the same x the same leaf. `role` is added to the leaf's roles.
-
-        Leaves are kept by the identity of x. The call that is compared keeps x alive, so that no other tensor has it.
+        Args:
+            role: The role of x in the call, for example ``query``. It is added to the roles of the leaf.
+            x: A tensor of the call.
         """
-        leaf = self.leaves.get(id(x))
-        if leaf is None:
-            leaf = x.detach().to(self.dtype or x.dtype, copy=True)
-            if torch.is_grad_enabled():
-                leaf.requires_grad_(self.all_need_gradients or x.requires_grad)
-            self.leaves[id(x)] = leaf
-            self.roles[id(x)] = []
-        if role not in self.roles[id(x)]:
-            self.roles[id(x)].append(role)
+        base = x._base  # the tensor that x is a view of, or None
+        if base is None or not base.is_contiguous() or base.requires_grad != x.requires_grad:
+            return self.find_or_make_leaf(role, x).copy
+        leaf = self.find_or_make_leaf(role, base)
+        return leaf.copy.as_strided(x.size(), x.stride(), x.storage_offset() - base.storage_offset())
+
+    def find_or_make_leaf(self, role: str, original: Tensor) -> Leaf:
+        """Returns the leaf of a tensor, which is made the first time, and adds a role to the leaf's roles."""
+        key = id(original)
+        if key not in self.leaves:
+            self.leaves[key] = Leaf(original, self.make_copy(original), roles=[])
+        leaf = self.leaves[key]
+        if role not in leaf.roles:
+            leaf.roles.append(role)
         return leaf
+
+    def make_copy(self, original: Tensor) -> Tensor:
+        """Returns a copy that is a leaf, and that needs a gradient as the arguments of `Copies` say."""
+        copy = original.detach().to(self.dtype or original.dtype, copy=True)
+        if torch.is_grad_enabled():
+            copy.requires_grad_(self.all_need_gradients or original.requires_grad)
+        return copy
 
     def copy_logits(self, logits: Logits) -> Logits:
         """Returns logits with copies of all tensors."""
@@ -102,17 +116,18 @@ class Copies:
     def name_leaves(self) -> dict[str, Tensor]:
         """Returns all leaves by names that say what is in them. They are the same for all copies of a call."""
         names = {}
-        for number, (key, leaf) in enumerate(self.leaves.items()):
-            names[f"tensor {number} ({', '.join(self.roles[key])})"] = leaf
+        for number, leaf in enumerate(self.leaves.values()):
+            roles = ", ".join(leaf.roles)
+            names[f"tensor {number} ({roles})"] = leaf.copy
         return names
 
     def leaves_with_gradients(self) -> dict[str, Tensor]:
         """Returns the leaves that need gradients, by their names."""
         return {name: leaf for name, leaf in self.name_leaves().items() if leaf.requires_grad}
 
-    def name_of_base(self, x: Tensor) -> str:
+    def name_of_base(self, copy: Tensor) -> str:
         """Returns the name of the leaf that a copy is, or is a view of."""
-        base = x if x._base is None else x._base
+        base = copy if copy._base is None else copy._base
         (name,) = [name for name, leaf in self.name_leaves().items() if leaf is base]
         return name
 
@@ -131,7 +146,7 @@ def compare(call: Call, compute: Compute) -> Comparison:
     sentences = choose_sentences(call)
     output_gradient = choose_output_gradient(call, sentences)
     # Hooks of the training, which may count or move saved tensors, are replaced by hooks that do nothing.
-    with torch.autograd.graph.saved_tensors_hooks(keep, keep):
+    with torch.autograd.graph.saved_tensors_hooks(return_as_it_is, return_as_it_is):
         results = compute_by_kernels(call, compute, sentences, output_gradient)
         # The definition is computed in fp32, which autocast would change.
         with torch.autocast(call.value.device.type, enabled=False):
@@ -144,7 +159,8 @@ def compare(call: Call, compute: Compute) -> Comparison:
     differences = describe_differences(results, expected, scales, definition.tolerance(call.value.dtype))
     if not differences:
         return Comparison(is_finite=True, difference="")
-    return Comparison(is_finite=True, difference=f"{describe(call)}: {'; '.join(differences)}")
+    joined_differences = "; ".join(differences)
+    return Comparison(is_finite=True, difference=f"{describe(call)}: {joined_differences}")
 
 
 def are_finite(results: Results) -> bool:
@@ -182,8 +198,8 @@ def change_tensors(term: Term, change: Callable[[str, Tensor], Tensor]) -> Term:
     return type(term)(**fields)
 
 
-def keep(x: Tensor) -> Tensor:
-    """Returns a saved tensor as it is."""
+def return_as_it_is(x: Tensor) -> Tensor:
+    """Returns x. It is a hook on saved tensors that does nothing."""
     return x
 
 
@@ -257,20 +273,27 @@ class Definition:
         self.call = call
         self.sentences = sentences
         self.copies = Copies(torch.float32, all_need_gradients=True)
-        self.value = self.take_sentences("value", self.copies.copy("value", call.value))
+        # The copies have all sentences. They are made in the order of `compute_by_kernels`, because the names of leaves
+        # depend on it. Then some of the sentences are taken.
+        copied_value = self.copies.copy("value", call.value)
         copied_terms = self.copies.copy_logits(call.logits).terms()
-        # For each term, the name of the leaf that has its weight. It is looked up in the copies of all sentences, which
-        # are views of their leaves.
-        self.weight_names = [self.name_of_weight(term) for term in copied_terms]
+        self.value = self.take_sentences("value", copied_value)
         self.logits = Logits([change_tensors(term, self.take_sentences) for term in copied_terms])
+        # For each term, the name of the leaf that has its weight, or None.
+        self.weight_names = [self.name_of_weight(term) for term in copied_terms]
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = call.key_padding_mask.index_select(0, sentences)
         self.scores = self.logits.total(call.layout.length)
 
     def take_sentences(self, _name: str, x: Tensor) -> Tensor:
-        """Returns the sentences to compare of a tensor; all of it if the batch shares it."""
-        return x if x.size(0) == 1 else x.index_select(0, self.sentences)
+        """Returns the sentences to compare of a tensor; the whole tensor if the batch shares it.
+
+        The name is not read. `change_tensors` gives it to every function.
+        """
+        if x.size(0) == 1:
+            return x
+        return x.index_select(0, self.sentences)
 
     def name_of_weight(self, term: Term) -> str | None:
         """Returns the name of the leaf that a copied term has its weight in, or None if it has no weight."""
@@ -301,19 +324,20 @@ class Definition:
         scales = {"output": float(results.output.norm())}
         if not results.gradients:
             return scales
+        p_dp = self.compute_p_dp(output_gradient)
+        norms_from_p_dp = self.norms_from_p_dp(p_dp)
+        norms_of_weights = self.norms_of_weights(p_dp)
         for name, gradient in results.gradients.items():
-            scales[f"gradient of {name}"] = float(gradient.norm())
-        minuend = self.minuend_of_logits_gradient(output_gradient)
-        for norms in (self.norms_from_minuend(minuend), self.norms_of_weights(minuend)):
-            for name, norm in norms.items():
-                scales[f"gradient of {name}"] = max(scales[f"gradient of {name}"], norm)
+            scales[f"gradient of {name}"] = max(
+                float(gradient.norm()), norms_from_p_dp.get(name, 0.0), norms_of_weights.get(name, 0.0)
+            )
         return scales
 
-    def minuend_of_logits_gradient(self, output_gradient: Tensor) -> Tensor:
-        """Returns the first part of the gradient of the logits S, (B, H, T, T).
+    def compute_p_dp(self, output_gradient: Tensor) -> Tensor:
+        """Returns ``P dP``, (B, H, T, T), the first part of the gradient of the logits S.
 
-        With the attention weights P and their gradient dP, the gradient of S is ``dS = P dP - P rowsum(P dP)``. This
-        difference may be small although both of its parts are large. The first part is ``P dP``.
+        P are the attention weights and dP is their gradient. The gradient of S is ``dS = P dP - P rowsum(P dP)``. This
+        difference may be small although both of its parts are large.
 
         Args:
             output_gradient: The gradient of the output, (T, sentences, C).
@@ -332,24 +356,25 @@ class Definition:
         gradient_of_weights = torch.matmul(gradient_by_head, self.value.transpose(2, 3))
         return (weights * gradient_of_weights).detach()
 
-    def norms_from_minuend(self, minuend: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf: the norm of the gradient that it would have if nothing were subtracted from P dP}.
+    def norms_from_p_dp(self, p_dp: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf: the norm of the gradient that it would have if ``P dP`` were the gradient of S}.
 
         Args:
-            minuend: ``P dP``, as `minuend_of_logits_gradient` returns it.
+            p_dp: What `compute_p_dp` returns.
         """
         leaves = self.copies.leaves_with_gradients()
-        gradients = differentiate(self.scores, leaves, minuend.sum_to_size(self.scores.size()))
+        gradients = differentiate(self.scores, leaves, p_dp.sum_to_size(self.scores.size()))
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
-    def norms_of_weights(self, minuend: Tensor) -> dict[str, float]:
+    def norms_of_weights(self, p_dp: Tensor) -> dict[str, float]:
         """Returns {name of a leaf with the weights of terms: the norm of the summands of its gradient}.
 
         The gradient of a weight is a single number for each head, the sum of ``dS S_m`` over all logits S_m of its
-        term, whose summands may cancel. If several terms have their weights in one leaf, the largest norm counts.
+        term. These summands may cancel. Their norm is computed with ``P dP`` in place of dS, which is itself a
+        difference that may cancel. If several terms have their weights in one leaf, the largest norm counts.
 
         Args:
-            minuend: ``P dP``, as `minuend_of_logits_gradient` returns it. It stands for dS.
+            p_dp: What `compute_p_dp` returns.
         """
         norms: dict[str, float] = {}
         for term, weight_name in zip(self.logits.terms(), self.weight_names):
@@ -357,7 +382,7 @@ class Definition:
                 continue
             term_without_weight = term._replace(weight=None)
             logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()
-            norm = float((minuend * logits_of_term).norm())
+            norm = float((p_dp * logits_of_term).norm())
             largest_norm_so_far = norms.get(weight_name, 0.0)
             norms[weight_name] = max(norm, largest_norm_so_far)
         return norms

@@ -76,9 +76,12 @@ class Call(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A tensor that a batch shares, as the kernels read it, with the rows and columns of each head."""
+    """A tensor that a batch shares, as the kernels read it: usually a whole parameter.
 
-    tensor: Tensor
+    It may have more rows and columns than the sentences need. The kernels read the first ones.
+    """
+
+    tensor: Tensor  # contiguous: (H, rows, columns), or (H, columns) with one row for each head
     rows: int
     columns: int
 
@@ -97,7 +100,8 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
         logits: S.
         value: V, (B, H, T, d_h), whose sizes tell how many sentences and rows there are.
     """
-    bsz, length = value.size(0), value.size(2)
+    bsz = value.size(0)
+    length = value.size(2)
     if bsz == 1:
         summands = sort_products_of_one_sentence(logits.products)
     else:
@@ -118,9 +122,11 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
 
 
 def sort_products(products: list[Product]) -> Summands:
-    """Returns summands with the inner products only.
+    """Returns the inner products of a batch by the places that the kernels have for them.
 
-    A factor that all sentences share has a single one, ``factor.size(0) == 1``. So there are four kinds of products:
+    The lists `outer` and `rows` are empty. `sort_terms` adds all terms that are no products.
+
+    The first size of a factor is 1 if all sentences share it, and B otherwise. So there are four kinds of products:
 
     - Queries and keys differ by sentence, as in vanilla: ``inner``.
     - Only the keys are shared, as in dense, where W2 takes the place of the keys: ``shared_keys``.
@@ -143,10 +149,11 @@ def sort_products(products: list[Product]) -> Summands:
 
 
 def sort_products_of_one_sentence(products: list[Product]) -> Summands:
-    """Returns summands with the inner products of a batch of one sentence only.
+    """Returns the inner products of a batch of a single sentence by the places that the kernels have for them.
 
-    All factors look shared then, and every place gives the same result. Queries and keys of the projections are the
-    last product of a mixture, and are put where they are read from the memory of the projections without a copy.
+    The first size of every factor is 1 then, so that all look shared, and each product may have any place. The last
+    product becomes `inner`: in a mixture, its queries and keys are those of the projections, which the kernels then
+    read without a copy. The product before it becomes `shared_keys`, and the others are `matrices`.
     """
     matrices: list[Product | Bias | Diagonals] = list(products[:-2])
     return Summands(inner=products[-1:], shared_keys=products[-2:-1], outer=[], rows=[], matrices=matrices, others=[])
@@ -165,10 +172,13 @@ def prepare_call(
 ) -> Call:
     """Returns the tensors of a call that the kernels take, and the layout of the call.
 
-    The arguments are those of `computations.attend`, and the sorted terms of the logits.
+    Args:
+        logits, value, key_padding_mask, attn_mask, dropout: As in `computations.attend`.
+        summands: The sorted terms of the logits.
     """
     reader = CallReader(value)
-    # This is the order of `launches.NAMES`.
+    # Each method puts its tensors at the end of `reader.tensors`. They must be in the order of `launches.NAMES`,
+    # because the plan of a layout names them in this order.
     reader.read_projections(summands.inner)
     reader.read_shared_keys(summands.shared_keys)
     reader.read_outer_product(summands.outer)
@@ -176,6 +186,7 @@ def prepare_call(
     reader.read_matrix(summands.matrices)
     weight_rows = reader.read_weights(summands)
     tensors = reader.tensors
+    # The tuples are made from lists, which is faster than from generators.
     layout = Layout(
         device=value.device,
         dtypes=tuple([tensor.dtype for tensor in tensors.values()]),
@@ -189,7 +200,7 @@ def prepare_call(
         has_dropout=dropout > 0,
         dropout=dropout,
         wanted=tuple([name for name, tensor in tensors.items() if tensor.requires_grad]),
-        **reader.sizes,
+        **reader.sizes,  # the fields of the summands that occur
     )
     return Call(logits, value, key_padding_mask, attn_mask, layout, align_memory(list(tensors.values())))
 
@@ -197,11 +208,12 @@ def prepare_call(
 class CallReader:
     """Collects what the kernels read for a call, summand by summand.
 
-    Each method takes the terms of one place in `Summands`, of which there is at most one but for matrices.
+    Each method takes the terms of one place in `Summands`, and adds to `tensors` and `sizes`. A place has at most one
+    term, because `Summands.reason_to_refuse` refuses others; only of matrices there may be several.
 
     Attributes:
-        tensors: {name in `launches.NAMES`: tensor}, for the tensors that there are.
-        sizes: Fields of `Layout`. Those of a summand that does not occur keep their defaults.
+        tensors: {name in `launches.NAMES`: tensor}, for the tensors that there are, in the order of the calls.
+        sizes: {field of `Layout`: its value}, for the summands that occur. The other fields keep their defaults.
     """
 
     def __init__(self, value: Tensor) -> None:
@@ -226,6 +238,7 @@ class CallReader:
         if not products:
             return
         (product,) = products
+        # The kernels have a scale only for the product of `read_projections`.
         query = product.query if product.scale == 1.0 else product.query * product.scale
         keys = read_shared_keys(product.key, self.heads)
         self.tensors["x"] = order_by_head(query, self.bsz, self.heads, self.value.dtype)
@@ -282,7 +295,7 @@ def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
     """Returns whether the kernels may read the tensor `base` in place of views of it.
 
     The kernels then compute the gradient of `base`, and none for the views. This is wrong for a view that has no part
-    in the gradient of `base`, and for a view whose own gradient is waited for.
+    in the gradient of `base`, and for a view whose own gradient somebody reads. Such a view is copied instead.
     """
     if not base.is_contiguous():
         return False
@@ -290,7 +303,7 @@ def are_readable_in(base: Tensor, views: Iterable[Tensor]) -> bool:
     requires_grad = base.requires_grad
     for view in views:
         if view._base is not base or view.dtype != dtype:
-            return False
+            return False  # a view of another tensor, or of the same memory as another type
         if view.requires_grad != requires_grad:
             return False  # made by ``base.detach()``, or without gradients
         if requires_grad and view.is_leaf:
@@ -311,16 +324,16 @@ def pack(parts: list[Tensor]) -> Tensor:
             (B or 1, H or 1, T, d), and are expanded and cast to the type of the values.
     """
     value = parts[-1]
-    projections = value._base
+    projections = value._base  # the tensor that the values are a view of, or None
     if projections is not None and are_side_by_side(parts, projections):
         return projections
     bsz, heads, _, _ = value.size()
     features = []
     for part in parts:
-        by_token = part.to(value.dtype).expand(bsz, heads, -1, -1).permute(2, 0, 1, 3)
+        by_token = part.to(value.dtype).expand(bsz, heads, -1, -1).permute(2, 0, 1, 3)  # (T, B, H, d)
         features.append(by_token.flatten(2))  # (T, B, H d)
     if len(features) == 1:
-        return features[0].contiguous()
+        return features[0].contiguous()  # `flatten` returns a view if it can, which need not be contiguous
     return torch.cat(features, dim=2)
 
 
@@ -334,17 +347,18 @@ def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
     """
     value = parts[-1]
     bsz, heads, length, _ = value.size()
-    features = base.numel() // (length * bsz)
+    features_of_token = base.numel() // (length * bsz)
     begin_of_base = base.storage_offset()
-    begin = begin_of_base
+    begin_of_part = begin_of_base  # where the part has to begin in memory
     for part in parts:
         width = part.size(3)
         # How far apart two sentences, two heads, two tokens and two features are in memory.
-        strides = (features, width, bsz * features, 1)
-        if part.storage_offset() != begin or part.stride() != strides:
+        strides = (features_of_token, width, bsz * features_of_token, 1)
+        if part.storage_offset() != begin_of_part or part.stride() != strides:
             return False
-        begin += heads * width
-    covers_base = begin - begin_of_base == features
+        begin_of_part += heads * width
+    # The parts are all of `base` if the last one ends where the first token's features end.
+    covers_base = begin_of_part - begin_of_base == features_of_token
     return covers_base and are_readable_in(base, parts)
 
 
@@ -359,8 +373,8 @@ def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor
 def repeat_left_factor(outer: Outer, length: int) -> Outer:
     """Returns an outer product whose left factor is long enough for `length` columns.
 
-    With a = 3 left and b = 4 right features there are 12 columns, and left feature u stands for the columns 4 u to
-    4 u + 3. A sentence of 18 tokens needs 5 left features. Beyond the third the left factor begins again.
+    Each left feature is for as many columns as there are right features. With 3 left and 4 right features there are 12
+    columns. A sentence of 18 tokens needs 5 left features: the three, followed by the first and the second again.
     """
     right_size = outer.factors.size(3) - outer.left_size
     needed_size = divide_up(length, right_size)
@@ -375,16 +389,17 @@ def read_whole(x: Tensor, heads: int) -> Whole:
     """Returns the parameter whose beginning x is, or a copy of x if it is no beginning of a parameter.
 
     For example, x may be the first 5 rows of a parameter (H, 256, k), as a view (1, H, 5, k). The kernels read these
-    rows in the parameter, so that nothing is copied, and the gradient is that of the parameter. The parameter has the
-    size (H, rows, columns), or (H, columns) if it has one row for each head.
+    rows in the parameter, so that nothing is copied, and the gradient is that of the parameter. A parameter of size
+    (H, columns) is read as one with a single row for each head.
 
     Args:
-        x: (1, H or 1, n, m).
+        x: (1, H, n, m), or (1, 1, n, m) if all heads share it. Then it is copied for each head, as the kernels read it.
         heads: H.
     """
-    base = x._base
+    base = x._base  # the tensor that x is a view of, or None: a parameter, if x is its beginning
     if base is None or base.dim() < 2 or x.size(1) != heads:
         return copy_whole(x, heads)
+    # How many rows each head has if `base` is (H, rows, columns) or (H, columns); `is_beginning` finds out if it is.
     columns = base.size(-1)
     rows = base.numel() // (heads * columns)
     if is_beginning(x, base, heads, rows, columns) and are_readable_in(base, [x]):
@@ -405,7 +420,7 @@ def is_beginning(x: Tensor, base: Tensor, heads: int, rows: int, columns: int) -
 
 
 def copy_whole(x: Tensor, heads: int) -> Whole:
-    """Returns x (1, H or 1, n, m) as a contiguous tensor (H, n, m)."""
+    """Returns x (1, H or 1, n, m) as a contiguous tensor (H, n, m); x itself, without a copy, if it lies like that."""
     by_head = x[0].expand(heads, -1, -1).contiguous()
     return Whole(by_head, rows=x.size(2), columns=x.size(3))
 
@@ -422,7 +437,11 @@ def read_shared_keys(key: Tensor, heads: int) -> Whole:
 
 
 def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
-    """Returns a single term without its weight, or the sum of several terms times theirs."""
+    """Returns the matrix R that the kernels read: a term that all sentences share, or the sum of several.
+
+    A single term is returned without its weight, which the kernels multiply it by. Several terms are added up after
+    each has been multiplied by its own weight.
+    """
     if len(terms) > 1:
         return read_whole(Logits(terms).total(length), heads)
     (term,) = terms
@@ -434,7 +453,13 @@ def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int
 
 
 def multiply_whole(term: Product, heads: int, length: int) -> Whole:
-    """Returns ``R1 R2^T`` of whole parameters R1 and R2, if they are not too long; else of their first rows."""
+    """Returns ``R1 R2^T`` of whole parameters R1 and R2, if they are not too long; else of their first rows.
+
+    Args:
+        term: The product of R1 (the query) and R2 (the key), whose weight is left out.
+        heads: H.
+        length: How many rows of R1 and R2 the sentences need.
+    """
     query = read_whole(term.query, heads)
     key = read_whole(term.key, heads)
     is_long = max(query.rows, key.rows) > MAX_ROWS_UNSLICED
@@ -445,26 +470,36 @@ def multiply_whole(term: Product, heads: int, length: int) -> Whole:
 
 
 def read_distances(values: Tensor, heads: int, length: int) -> Whole:
-    """Returns the values by distance, (H, 2 m + 1), whose distances of a sentence are `values`, (1, H, 1, 2 T - 1)."""
-    base = values._base
-    num_distances = values.stride(1)  # from the values of one head to those of the next, so 2 m + 1 in the parameter
+    """Returns the parameter with values by distance that `values` is the middle of, or a copy of `values`.
+
+    The parameter has a value for each distance from -m to m, (H, 2 m + 1). A sentence of T tokens needs the distances
+    from -(T - 1) to T - 1, so its values begin ``m - (T - 1)`` values later. With m = 3 and T = 2, the parameter has
+
+        -3 -2 [-1 0 1] 2 3
+
+    and the values in brackets, which begin 2 values later, are those of the sentence.
+
+    Args:
+        values: The values of the sentence, (1, H, 1, 2 T - 1).
+        heads: H.
+        length: T.
+    """
+    base = values._base  # the tensor that they are a view of, or None
+    num_distances = values.stride(1)  # from the values of one head to those of the next: 2 m + 1 in the parameter
     if base is not None and values.size(1) == heads and base.numel() == heads * num_distances:
-        # The values of a sentence begin with the distance -(T - 1), and those of the parameter with the distance -m.
-        largest_distance = num_distances // 2
+        largest_distance = num_distances // 2  # m
         begin = largest_distance - (length - 1)
         if values.storage_offset() - base.storage_offset() == begin and are_readable_in(base, [values]):
             return Whole(base, rows=1, columns=num_distances)
-    values_by_head = values[0, :, 0].expand(heads, -1).contiguous()
+    values_by_head = values[0, :, 0].expand(heads, -1).contiguous()  # (H, 2 T - 1)
     return Whole(values_by_head, rows=1, columns=values_by_head.size(1))
 
 
 def find_weights(summands: Summands) -> dict[str, Tensor]:
-    """Returns {name of a summand: its weight, (1, H, 1, 1)} for the summands that have a weight.
-
-    A sum of several matrices has none, because `read_matrix` adds them up, each times its own weight.
-    """
+    """Returns {name in `launches.SUMMANDS`: its weight, (1, H, 1, 1)} for the summands that have a weight."""
     weights: dict[str, Tensor] = {}
     for name, terms in zip(SUMMANDS, summands.by_weight()):
+        # A sum of several matrices has no weight, because `read_matrix` has multiplied each of them by its own.
         if len(terms) == 1:
             weight = terms[0].weight
             if weight is not None:
@@ -475,41 +510,42 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
 def read_weights(weights: dict[str, Tensor], heads: int) -> Weights:
     """Returns the weights of a mixture as one tensor (M, H), and which of its rows is the weight of which summand.
 
-    A mixture makes its weights as the rows of one tensor. Then this tensor is returned, and nothing is copied.
+    A mixture makes its weights as views of the rows of one tensor. Then this tensor is returned, and nothing is copied.
+    Other weights are joined to a new tensor.
 
     Args:
         weights: {name of a summand: its weight, (1, H, 1, 1)}; at least one.
         heads: H.
     """
     first_weight, *_ = weights.values()
-    base = first_weight._base
+    base = first_weight._base  # `find_rows` finds out whether it has the other weights, too
     if base is not None and base.dim() == 2 and base.size(1) == heads and base.is_contiguous():
         rows = find_rows(weights, base)
         if rows is not None:
             return Weights(base, rows)
-    copied = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
+    joined = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
     row_numbers = {name: number for number, name in enumerate(weights)}
-    return Weights(copied, WeightRows(**row_numbers))
+    return Weights(joined, WeightRows(**row_numbers))
 
 
 def find_rows(weights: dict[str, Tensor], base: Tensor) -> WeightRows | None:
-    """Returns which row of `base` each weight is a view of, or None if one of them is no row of it.
+    """Returns which row of `base` each weight is a view of, or None if a weight is no such view.
 
-    The kernels compute the gradient of `base` and none for the views; compare `are_readable_in`. A hook on a row would
-    see nothing, but only a mixture makes these rows, and it adds no hooks.
+    The kernels compute the gradient of `base` and none for the views. Unlike `are_readable_in`, this function does not
+    look for hooks on the views, which would see no gradient: only a mixture makes such views, and it adds no hooks.
 
     Args:
         weights: {name of a summand: its weight, (1, H, 1, 1)}.
         base: A contiguous tensor, (M, H).
     """
     heads = base.size(1)
-    begin = base.storage_offset()
+    begin_of_base = base.storage_offset()
     requires_grad = base.requires_grad
     row_numbers: dict[str, int] = {}
     for name, weight in weights.items():
         if weight._base is not base or weight.requires_grad != requires_grad:
             return None  # no view of `base`, or without a part in its gradient
-        offset = weight.storage_offset() - begin
+        offset = weight.storage_offset() - begin_of_base
         begins_with_a_row = offset % heads == 0
         if not begins_with_a_row or weight.stride(1) != 1:
             return None  # a view of `base`, but of no row

@@ -52,6 +52,15 @@ class AdditionNumbers(NamedTuple):
     matrix_parts: Any  # parts of that of r
 
 
+class AdditionBlocks(NamedTuple):
+    """How much a program of `add` reads and writes at once, in the order of its arguments."""
+
+    HEADS: Any  # a power of two that holds all heads
+    BLOCK: Any  # numbers of dW, dc or dR that a program writes
+    GROUPS: Any  # groups of sentences that it reads at once
+    DISTANCES: Any  # numbers of dR that a program writes if R is its values by distance
+
+
 @triton.jit
 def number_of_blocks(H, shared, BLOCK: tl.constexpr):
     """Returns how many programs write a gradient."""
