@@ -90,17 +90,18 @@ def fill_t5(args: argparse.Namespace) -> None:
 def widen(preset: Preset) -> Preset:
     """Returns a preset of a stock Transformer with as many parameters as a Synthesizer, ``random+vanilla``, has.
 
-    In each layer, its feed-forward network is wider than in `preset`, unless the user has set the width. (The width is
-    also set if fairseq calls the preset a second time on the same flags, when it builds or loads a model.)
+    Its feed-forward networks are wider than in `preset`, unless the user has set their width.
     """
 
     def widened_preset(args: argparse.Namespace) -> None:
-        stacks_without_width = []
+        # A width that is set before `preset` is called stays as it is. The user has set it; or this preset has, because
+        # fairseq calls it a second time on the same flags when it builds or loads a model.
+        stacks_to_widen = []
         for stack in ("encoder", "decoder"):
             if getattr(args, f"{stack}_ffn_embed_dim", None) is None:
-                stacks_without_width.append(stack)
-        preset(args)  # From here on, every width is set.
-        for stack in stacks_without_width:
+                stacks_to_widen.append(stack)
+        preset(args)
+        for stack in stacks_to_widen:
             widen_feed_forward(args, stack)
 
     return widened_preset
@@ -138,13 +139,16 @@ def make_convolutional(preset: Preset, conv_type: str) -> Preset:
     """
 
     def convolutional_preset(args: argparse.Namespace) -> None:
-        preset(args)  # This sets the numbers of layers.
-        # fairseq's parser has a default for the types, so they are set in any case. It has none for the widths.
+        # fairseq's parser has already set --encoder-conv-type and --decoder-conv-type to its default.
         args.encoder_conv_type = conv_type
         args.decoder_conv_type = conv_type
-        set_defaults(args, encoder_kernel_size_list=convolution_widths(args.encoder_layers))
-        set_defaults(args, decoder_kernel_size_list=convolution_widths(args.decoder_layers))
-        lightconv.base_architecture(args)  # This sets all flags that are not set yet.
+        preset(args)
+        # There is a width for each layer, so this comes after `preset`, which sets the numbers of layers. The parser
+        # has no default for the widths, so they are set by now only if the user has given them.
+        encoder_widths = convolution_widths(args.encoder_layers)
+        decoder_widths = convolution_widths(args.decoder_layers)
+        set_defaults(args, encoder_kernel_size_list=encoder_widths, decoder_kernel_size_list=decoder_widths)
+        lightconv.base_architecture(args)  # This sets all flags of the model that are not set yet.
 
     return convolutional_preset
 
@@ -286,9 +290,10 @@ def register() -> None:
     A second call changes nothing, unless this module was reloaded in between; then the new classes take the place of
     the old ones.
     """
-    if all(MODEL_REGISTRY.get(name) is kind.model for name, kind in MODELS.items()):
+    is_registered = all(MODEL_REGISTRY.get(name) is kind.model for name, kind in MODELS.items())
+    if is_registered:
         return
-    forget_earlier_import()  # fairseq refuses to register a name twice
+    forget_earlier_import()  # fairseq refuses to register a name twice.
     for model_name, kind in MODELS.items():
         register_with_fairseq = register_model(model_name, dataclass=kind.model.config)  # a decorator of the class
         register_with_fairseq(kind.model)
@@ -330,15 +335,14 @@ def forget_earlier_import() -> None:
     A notebook may reload a package. If another package has registered one of the names, its model stays, and fairseq
     raises its error about a duplicate.
     """
-    own_models = {name for name, model in MODEL_REGISTRY.items() if is_of_this_package(model)}
-    own_architectures = {name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)}
-    # With each model, fairseq registers an architecture of the same name. The preset of this architecture belongs to
-    # fairseq, so the line above leaves it out.
-    own_architectures |= own_models
-    for model_name in own_models:
-        forget_model(model_name)
-    for architecture in own_architectures:
-        forget_architecture(architecture)
+    model_names = {name for name, model in MODEL_REGISTRY.items() if is_of_this_package(model)}
+    architectures_with_preset = {name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)}
+    # With each model, fairseq registers an architecture that has the name of the model and a preset of fairseq's own.
+    architectures_without_preset = model_names
+    for name in model_names:
+        forget_model(name)
+    for name in architectures_with_preset | architectures_without_preset:
+        forget_architecture(name)
 
 
 def forget_model(name: str) -> None:

@@ -75,10 +75,7 @@ class SyntheticAttention(nn.Module):
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads
         self.check_heads(synthesizer)
-        self.num_query_heads = 0
-        for mixture in synthesizer.mixtures():
-            if mixture.reads_query_key:
-                self.num_query_heads += mixture.num_heads
+        self.num_query_heads = sum(mixture.num_heads for mixture in synthesizer.mixtures() if mixture.reads_query_key)
         # --retain-dropout-modules finds the dropout by the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
 
@@ -94,10 +91,9 @@ class SyntheticAttention(nn.Module):
         self.synthesizer = synthesizer
         # A model sets this before it loads a checkpoint; see `adapt_checkpoint`.
         self.may_start_from_stock = True
-        # Two keys of the incremental state, for decoding. The layers of a decoder share one table, which says where
-        # their keys and values are; it belongs to the first layer. `own_table` is the key of the table that belongs to
-        # this layer, and `shared_table` is the key of the table that this layer uses. They are the same key until
-        # a decoder calls `share_table`.
+        # For decoding, two keys of the incremental state, which has the block tables (see `remember`): the key of the
+        # table of this layer, and that of the decoder's first layer. They are the same key in the first layer, and in a
+        # layer for which no decoder has called `share_table`.
         self.own_table = self.state_key("table")
         self.shared_table = self.own_table
         self.reset_parameters()
@@ -217,12 +213,11 @@ class SyntheticAttention(nn.Module):
             joined: The weights of a linear layer that computes queries, keys and values side by side.
         """
         tgt_len, bsz, _ = x.size()
-        # The features of a token are the heads of its queries, then those of its keys, then those of its values. Only
-        # some heads may have queries and keys.
-        heads_of_parts = [self.num_query_heads, self.num_query_heads, self.num_heads]
+        # For each token, the product has the heads of its queries, then those of its keys, then those of its values.
+        heads_of_q_k_v = [self.num_query_heads, self.num_query_heads, self.num_heads]
         features = F.linear(x.flatten(0, 1), joined.weight, joined.bias)
-        by_head = features.view(tgt_len, bsz, sum(heads_of_parts), self.head_dim)
-        q, k, v = by_head.split_with_sizes(heads_of_parts, dim=2)  # (T, B, heads, d_h) each
+        by_head = features.view(tgt_len, bsz, sum(heads_of_q_k_v), self.head_dim)
+        q, k, v = by_head.split_with_sizes(heads_of_q_k_v, dim=2)  # (T, B, heads, d_h) each
         return Projections(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3))
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -290,8 +285,8 @@ class SyntheticAttention(nn.Module):
             logits: S for each group of heads of one kind.
             tgt_len, src_len: T and S, the numbers of rows and columns.
             key_padding_mask, attn_mask: As in `computations.plain.attention_weights`.
-            bsz: B, to get weights of each sentence. If it is None and all sentences have the same logits, the weights
-                are computed once, (1, H, T, S).
+            bsz: B, to get weights of each sentence. With None, weights that are the same in all sentences are computed
+                once, (1, H, T, S).
         """
         weights_by_group = [
             weights_of_group(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
@@ -299,7 +294,7 @@ class SyntheticAttention(nn.Module):
         ]
         if len(weights_by_group) == 1:
             return weights_by_group[0]
-        # Without `bsz`, some groups may have weights of each sentence, and others weights that all sentences share.
+        # Without `bsz`, some groups may have weights of each sentence, and others one set of weights for all sentences.
         num_sentences = max(weights.size(0) for weights in weights_by_group)
         return torch.cat([weights.expand(num_sentences, -1, -1, -1) for weights in weights_by_group], dim=1)
 
@@ -339,7 +334,7 @@ class SyntheticAttention(nn.Module):
         vectors: cache.LayerCache | None = incremental_state.get(self.state_key("vectors"))
         table: cache.BlockTable
         if self.owns_table(incremental_state):
-            # The matrices have a row for each token and head. The capacity counts the tokens that they have room for.
+            # A matrix has H rows for each token, so this is the number of tokens for which it has rows.
             capacity = 0 if vectors is None else vectors.values.size(0) // self.num_heads
             table = cache.extend_table(incremental_state.get(self.own_table), v, capacity, key_padding_mask)
             incremental_state[self.own_table] = table
@@ -352,12 +347,12 @@ class SyntheticAttention(nn.Module):
     def owns_table(self, incremental_state: IncrementalState) -> bool:
         """Returns whether this layer extends the block table itself, in place of reading that of another layer.
 
-        There are three cases:
+        A later layer of a decoder finds the shared table in the state, because the first layer has put it there, and no
+        table of its own. So it reads the shared table. All other layers extend a table:
 
-        - The first layer of a decoder: `own_table` and `shared_table` are the same key. Before the first token, the
-          state has no entry of this key.
-        - A later layer in its decoder: the state has the shared table, which the first layer has put there.
-        - A later layer that is called without its decoder: the state has no shared table.
+        - The first layer of a decoder. Both keys are the same there, so the state has both tables or, before the first
+          token, none.
+        - A later layer that is called without its decoder. No first layer has put a shared table into the state.
         """
         has_own_table = self.own_table in incremental_state
         has_shared_table = self.shared_table in incremental_state
@@ -419,16 +414,25 @@ class SyntheticAttention(nn.Module):
         if not self.can_be_folded():
             return
         with torch.no_grad():
-            # For each group of heads that reads queries, the factor of each of its heads. q_proj has just these heads.
-            query_factors = []
+            factors_of_groups = []
             for mixture in self.synthesizer.mixtures():
-                query_factor = mixture.fold_weights_(like=weight_of(self.out_proj))
-                if query_factor is not None:
-                    query_factors.append(query_factor)
+                factor = mixture.fold_weights_(like=weight_of(self.out_proj))
+                if mixture.reads_query_key:
+                    factors_of_groups.append(factor)
+            # These are the groups whose queries q_proj computes, in the same order.
             if self.q_proj is not None:
-                factor_of_each_feature = torch.cat(query_factors).repeat_interleave(self.head_dim)
-                weight_of(self.q_proj).mul_(factor_of_each_feature[:, None])
-                cast(Tensor, self.q_proj.bias).mul_(factor_of_each_feature)
+                self.scale_queries_(torch.cat(factors_of_groups))
+
+    def scale_queries_(self, factor: Tensor) -> None:
+        """Changes the query projection so that the queries of each head are multiplied by its factor.
+
+        Args:
+            factor: (heads with queries,)
+        """
+        assert self.q_proj is not None
+        factor_of_each_feature = factor.repeat_interleave(self.head_dim)  # A head has d_h neighbouring features.
+        weight_of(self.q_proj).mul_(factor_of_each_feature[:, None])
+        cast(Tensor, self.q_proj.bias).mul_(factor_of_each_feature)
 
     def can_be_folded(self) -> bool:
         """Returns whether `make_generation_fast_` can change the projection of the queries, if there is one."""

@@ -87,19 +87,23 @@ def extend_table(
     num_old = table.rows.size(2)
     length = num_old + num_new
 
+    # If the layers make new matrices, they copy the tokens `kept_tokens` of the old matrices into their first rows.
+    # From here on, `table` has these rows of the new matrices, and a new counter, which counts only these tokens.
     kept_tokens = None
     has_old_tokens = num_old > 0
     if has_old_tokens and needs_new_matrices(
         table.counter, num_new_tokens=bsz * num_new, num_live_tokens=bsz * length, capacity=capacity
     ):
-        kept_tokens = list_tokens(table)  # by their numbers in the old matrices
-        table = renumber(table)  # has the rows of the same tokens in the new matrices, and a new counter
+        kept_tokens = list_tokens(table)
+        table = renumber(table)
 
-    newest_rows = reserve_rows(table.counter, bsz, num_heads, num_new, device)  # counts the new tokens
-    # A hypothesis and head has `length` neighbouring entries if `rows`, (B, H, length), is flattened.
+    # The counter is changed: it counts the new tokens, too.
+    newest_rows = reserve_rows(table.counter, bsz, num_heads, num_new, device)
+    rows = torch.cat([table.rows, newest_rows], dim=2)  # (B, H, length)
+    # In the flattened `rows`, each hypothesis and head has `length` neighbouring entries.
     offsets = torch.arange(0, bsz * num_heads * length, length, device=device)
     return BlockTable(
-        rows=torch.cat([table.rows, newest_rows], dim=2),
+        rows=rows,
         newest_rows=newest_rows,
         kept_tokens=kept_tokens,
         counter=table.counter,
@@ -143,9 +147,9 @@ def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens
     They are if the new tokens do not fit, or if so few of their rows are used that memory is wasted.
 
     Args:
-        counter: The counter of the matrices.
+        counter: Says how many tokens have rows in the matrices, including those of dropped hypotheses.
         num_new_tokens: Number of tokens to be written, of all hypotheses together.
-        num_live_tokens: Number of tokens that some hypothesis has, the new ones included.
+        num_live_tokens: Number of tokens of the hypotheses that are left, including the new ones.
         capacity: The number of tokens that the matrices have rows for.
     """
     is_full = counter.num_tokens + num_new_tokens > capacity
@@ -203,25 +207,29 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
     if num_missing_heads > 0:
         newest = F.pad(newest, [0, 0, 0, 0, 0, num_missing_heads])
     head_dim = newest.size(3)
-    # The new vectors one under another, and the row of the matrix for each. Both have the order of tokens, hypotheses,
-    # heads.
-    added = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)  # (n B H, d_h)
-    newest_rows = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (n B H,)
+
+    # The new vectors one under another, and the row of the matrix for each. Both are sorted by token, then by
+    # hypothesis, then by head.
+    new_vectors = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)  # (n B H, d_h)
+    rows_to_write = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (n B H,)
+
+    # The matrix to write to, which has the type of the vectors.
     if matrix is None:
-        matrix = added.new_empty([choose_num_rows(table), head_dim])
+        matrix = new_vectors.new_empty([choose_num_rows(table), head_dim])
     elif table.kept_tokens is not None:
         matrix = copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
-    if matrix.dtype != added.dtype:
-        # Autocast was on in some of the steps only.
+    if matrix.dtype != new_vectors.dtype:
+        # The types differ if autocast was on in only some of the steps. Then both become fp32.
         matrix = matrix.float()
-        added = added.float()
+        new_vectors = new_vectors.float()
+
     # Outside inference mode, torch refuses to write to a tensor that was made in it.
     is_read_only = matrix.is_inference() and not torch.is_inference_mode_enabled()
     # Autograd may need the matrix of the last step for a gradient, so that it must keep its values.
     may_be_needed_for_gradients = torch.is_grad_enabled()
     if is_read_only or may_be_needed_for_gradients:
-        return matrix.index_copy(0, newest_rows, added)
-    return matrix.index_copy_(0, newest_rows, added)
+        return matrix.index_copy(0, rows_to_write, new_vectors)  # writes to a copy
+    return matrix.index_copy_(0, rows_to_write, new_vectors)
 
 
 def choose_num_rows(table: BlockTable) -> int:
@@ -239,10 +247,10 @@ def copy_kept_tokens(matrix: Tensor, kept_tokens: Tensor, num_heads: int, num_ro
         num_rows: Number of rows of the new matrix. The rows after the copied tokens are not initialised.
     """
     head_dim = matrix.size(1)
-    tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h): one row for each token, to copy whole tokens
-    kept = tokens.index_select(0, kept_tokens).view(-1, head_dim)  # (kept tokens H, d_h)
-    num_free_rows = num_rows - kept.size(0)
-    return torch.cat([kept, kept.new_empty([num_free_rows, head_dim])])
+    vectors_of_tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h): a row has the vectors of all heads
+    copied_vectors = vectors_of_tokens.index_select(0, kept_tokens).view(-1, head_dim)  # (kept tokens H, d_h)
+    num_free_rows = num_rows - copied_vectors.size(0)
+    return torch.cat([copied_vectors, copied_vectors.new_empty([num_free_rows, head_dim])])
 
 
 def read_keys(layer_cache: LayerCache, table: BlockTable, num_heads: int) -> Tensor | None:
@@ -268,14 +276,15 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
     """
     bsz, num_heads, _ = table.rows.size()
     weights = weights.to(layer_cache.values.dtype)
-    has_several_tokens = weights.size(2) != 1
+    has_several_new_tokens = weights.size(2) != 1
     # `embedding_bag`, below, has no second derivative, which somebody may ask for.
     may_need_second_derivative = torch.is_grad_enabled()
-    if has_several_tokens or may_need_second_derivative:
-        values = F.embedding(table.rows, layer_cache.values)  # (B, H, t, d_h)
+    if has_several_new_tokens or may_need_second_derivative:
+        values = F.embedding(table.rows, layer_cache.values)  # a copy, (B, H, t, d_h)
         return torch.matmul(weights, values)
-    # `embedding_bag` adds up rows of a matrix without copying them. Each hypothesis and head is a bag of t rows, and
-    # its offset (B H,) tells where it begins in the list of all rows.
+    # `embedding_bag` returns a weighted sum of rows of a matrix for each *bag* of rows, without copying the rows. There
+    # is a bag for each hypothesis and head, with the rows of its t tokens. An offset tells where a bag begins in the
+    # list of all rows.
     out = F.embedding_bag(
         table.rows.reshape(-1),  # (B H t,)
         layer_cache.values,
@@ -299,6 +308,7 @@ def append_padding(
     """
     if old_padding is None and new_padding is None:
         return None
+    # If only one of the two is given, the other tokens are no padding.
     if new_padding is None:
         assert old_padding is not None
         new_padding = torch.zeros(bsz, num_new, dtype=torch.bool, device=old_padding.device)

@@ -56,6 +56,7 @@ def adapt_checkpoint(
         start_from_dot_product(state_dict, prefix, synthesizer)
     else:
         check_functions(prefix, saved, has_queries, synthesizer)
+        check_mixture(prefix, saved, synthesizer)
         check_shapes(prefix, saved, synthesizer)
 
 
@@ -92,36 +93,50 @@ def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
 
 def is_folded(keys: Iterable[str]) -> bool:
     """Returns whether a synthesizer whose state dict has these keys is prepared for generation."""
-    return any(key.split(".")[-1] == "folded" for key in keys)
+    return bool(keys_with_name(keys, "folded"))
 
 
-def check_functions(prefix: str, saved: StateDict, has_queries: bool, synthesizer: LayerSynthesizer) -> None:
-    """Raises SynthesizerError if the checkpoint has other functions than the model, or another kind of mixture.
+def keys_with_name(keys: Iterable[str], name: str) -> set[str]:
+    """Returns the keys of all parameters or buffers with a name: ``alpha`` or ``groups.0.alpha`` for "alpha"."""
+    return {key for key in keys if key.split(".")[-1] == name}
+
+
+def check_functions(prefix: str, saved: StateDict, saved_has_queries: bool, synthesizer: LayerSynthesizer) -> None:
+    """Raises SynthesizerError if the attention has other functions in the checkpoint than in the model.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
         saved: The state dict of the synthesizer in the checkpoint.
-        has_queries: Whether the checkpoint has query and key projections in this attention.
+        saved_has_queries: Whether the checkpoint has query and key projections in this attention.
         synthesizer: The synthesizer of the model.
     """
-    attention = prefix.removesuffix(".")
-    model_keys = synthesizer.state_dict().keys()
     saved_functions = functions_with_weights(saved)
-    has_same_functions = saved_functions == functions_with_weights(model_keys)
-    # ``vanilla`` has no weights of its own, but the projections of queries and keys.
+    model_functions = functions_with_weights(synthesizer.state_dict())
+    # The weights of ``vanilla`` are the query and key projections. They are not in the state dict of a synthesizer.
     model_has_queries = any(mixture.reads_query_key for mixture in synthesizer.mixtures())
-    has_same_projections = has_queries == model_has_queries
-    if not has_same_functions or not has_same_projections:
-        checkpoint_contents = describe_weights(saved_functions, has_queries)
-        raise SynthesizerError(
-            f"{attention}: the checkpoint has {checkpoint_contents}; this model has "
-            f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)}"
-        )
-    # ``alpha`` has the learned weights of a convex mixture. A sum has none.
-    saved_alpha = {key for key in saved if key.endswith("alpha")}
-    model_alpha = {key for key in model_keys if key.endswith("alpha")}
-    if saved_alpha != model_alpha:
-        mixture = "convex" if saved_alpha else "sum"
+    if saved_functions == model_functions and saved_has_queries == model_has_queries:
+        return
+    attention = prefix.removesuffix(".")
+    raise SynthesizerError(
+        f"{attention}: the checkpoint has {describe_weights(saved_functions, saved_has_queries)}; this model has "
+        f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)}"
+    )
+
+
+def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
+    """Raises SynthesizerError if the attention has another ``--synth-mixture`` in the checkpoint than in the model.
+
+    Args:
+        prefix: The keys of the attention begin with it; it ends with a dot.
+        saved: The state dict of the synthesizer in the checkpoint, which has the functions of the model.
+        synthesizer: The synthesizer of the model.
+    """
+    # Each convex mixture of several functions has a parameter ``alpha``, and a sum has none.
+    saved_alphas = keys_with_name(saved, "alpha")
+    model_alphas = keys_with_name(synthesizer.state_dict(), "alpha")
+    if saved_alphas != model_alphas:
+        attention = prefix.removesuffix(".")
+        mixture = "convex" if saved_alphas else "sum"
         raise SynthesizerError(f"{attention}: the checkpoint was trained with --synth-mixture {mixture}; give that")
 
 
@@ -151,13 +166,10 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
 def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool) -> None:
     """Raises SynthesizerError if the attention of the model cannot start from a stock attention in the checkpoint.
 
-    A *stock* attention is fairseq's own: all heads compute dot products (``vanilla``) alone. The model cannot start
-    from it in three cases:
-
-    * Its heads are all of one kind and compute no dot products.
-    * It needs further weights, and its heads are of several kinds.
-    * It needs further weights, and other layers of the checkpoint have such weights. Then the checkpoint is a
-      Synthesizer's, and this layer has ``vanilla`` alone there.
+    A *stock* attention is fairseq's own: all heads compute dot products (``vanilla``) alone. The attention of the model
+    can start from it if it has ``vanilla`` alone, too. If it has further functions, it can start only if all of its
+    heads are of one kind, and this kind has ``vanilla``, and no other layer of the checkpoint has weights of such
+    functions. If another layer has some, the checkpoint is a Synthesizer's, and has ``vanilla`` alone in this layer.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
@@ -167,20 +179,21 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
     attention = prefix.removesuffix(".")
     mixtures = synthesizer.mixtures()  # one for each kind of heads
     has_several_kinds_of_heads = len(mixtures) > 1
-    computes_dot_products = any(mixture.reads_query_key for mixture in mixtures)
-    needs_further_weights = bool(synthesizer.state_dict())  # The weights of `vanilla` are not in here.
-    if not has_several_kinds_of_heads and not computes_dot_products:
+    if not has_several_kinds_of_heads and not mixtures[0].reads_query_key:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    if needs_further_weights and has_several_kinds_of_heads:
+    needs_further_weights = bool(synthesizer.state_dict())  # The weights of ``vanilla`` are not in here.
+    if not needs_further_weights:
+        return
+    if has_several_kinds_of_heads:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in all heads, this model has heads of several "
             f"kinds; {advise_functions(attention)}"
         )
-    if needs_further_weights and not may_start_from_stock:
+    if not may_start_from_stock:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "

@@ -115,24 +115,20 @@ def flag_fields(config: type) -> list[Any]:
 def field_to_flag(config_field: Any, name: str) -> Flag:
     """Returns a plain field of fairseq's config as a flag.
 
-    The flag has the default, type and help of the field, except for a wrong default and a wrong type of fairseq. None
-    of these fields has a default factory.
+    The flag has the default, type and help of the field, except where fairseq's default or type is wrong.
 
     Args:
-        config_field: a field that is no dataclass.
+        config_field: a field that is no dataclass. It has a default, and no default factory.
         name: the name of the flag.
     """
+    default: Any = config_field.default
+    annotation: Any = config_field.type
     if name in ("decoder_input_dim", "decoder_output_dim"):
-        # fairseq's default under Hydra is 512, whatever the decoder's width.
+        # These are as wide as the decoder by default. fairseq's default under Hydra is 512, whatever that width.
         default = II("model.decoder_embed_dim")
-    else:
-        default = config_field.default
-    annotation: Any
     if name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
-        # fairseq declares a list but splits a string. It does not know the annotation `str | None`.
+        # fairseq declares a list, but expects a text such as "0,2". (It does not know the annotation `str | None`.)
         annotation = Optional[str]  # noqa: UP045
-    else:
-        annotation = config_field.type
     return Flag(name, annotation, field(default=default, metadata=config_field.metadata))
 
 
@@ -194,20 +190,22 @@ def plain_value(settings: Mapping[str, Any], value: Any) -> Any:
         value: the value of one of them.
     """
     if isinstance(value, Enum):
-        return str(value)  # ``refuse``: the enums of fairseq (`ChoiceEnum`) return their value here
-    if not isinstance(value, str) or not value.startswith("${"):
+        return str(value)  # The enums of fairseq (`ChoiceEnum`) return their value here, such as "refuse".
+    is_interpolation = isinstance(value, str) and value.startswith("${")
+    if not is_interpolation:
         return value
     key = value.removeprefix("${").removesuffix("}")
     if not key.startswith("model."):
         return None
-    return plain_value(settings, settings[key.removeprefix("model.")])
+    referenced_value = settings[key.removeprefix("model.")]
+    return plain_value(settings, referenced_value)  # It may be an interpolation, too.
 
 
 def check_and_parse_flags(args: argparse.Namespace, stacks: Sequence[str]) -> argparse.Namespace:
     """Returns the flags of a model after checking them, with the heads that ``--encoder-synthesizer`` describes.
 
     The heads are in the additional attributes ``encoder_head_groups`` and ``decoder_head_groups``, in the form that
-    `read_layers` returns. They travel with the flags because fairseq hands nothing else to the layers.
+    `read_layers` returns. They are stored with the flags because fairseq passes nothing but the flags to the layers.
 
     Args:
         args: the flags of the model, which stay as they are.
@@ -270,16 +268,15 @@ def read_layers(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, .
     spec = getattr(args, f"{stack}_synthesizer")
     num_layers = getattr(args, f"{stack}_layers")
     num_heads = getattr(args, f"{stack}_attention_heads")
-    # An element for each layer: the groups of heads that the layer has.
-    described_layers = [parse_heads(layer_spec, num_heads, flag) for layer_spec in spec.split(",")]
-    if len(described_layers) == 1:
-        described_layers = described_layers * num_layers  # A description without commas is for all layers.
-    if len(described_layers) != num_layers:
+    groups_of_layers = [parse_heads(layer_spec, num_heads, flag) for layer_spec in spec.split(",")]
+    if len(groups_of_layers) == 1:
+        groups_of_layers *= num_layers  # A value without commas is for all layers.
+    if len(groups_of_layers) != num_layers:
         raise SynthesizerError(
-            f"{flag} {spec!r} names {len(described_layers)} layers, --{stack}-layers is {num_layers}"
+            f"{flag} {spec!r} names {len(groups_of_layers)} layers, --{stack}-layers is {num_layers}"
         )
-    # The flag describes all layers, also those that --{stack}-layers-to-keep leaves out.
-    return [described_layers[layer] for layer in kept_layers(args, stack)]
+    # The flag is for all layers, also those that --{stack}-layers-to-keep leaves out.
+    return [groups_of_layers[layer] for layer in kept_layers(args, stack)]
 
 
 def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
@@ -293,18 +290,18 @@ def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
         SynthesizerError: ``--{stack}-layers-to-keep`` names a layer that does not exist, or the same layer twice.
     """
     num_layers = getattr(args, f"{stack}_layers")
-    kept = getattr(args, f"{stack}_layers_to_keep", None)
-    if not kept:
+    layers_to_keep = getattr(args, f"{stack}_layers_to_keep", None)  # such as "0,2"
+    if not layers_to_keep:
         return list(range(num_layers))
     # The numbers are compared as text, so that anything else than a number is refused, too.
-    numbers = [number.strip() for number in kept.split(",")]
+    numbers = [number.strip() for number in layers_to_keep.split(",")]
     existing_numbers = {str(layer) for layer in range(num_layers)}
     has_repetition = len(set(numbers)) < len(numbers)
     has_unknown_number = any(number not in existing_numbers for number in numbers)
     if has_repetition or has_unknown_number:
         raise SynthesizerError(
-            f"--{stack}-layers-to-keep {kept!r}: give numbers of layers, 0 to {num_layers - 1}, joined by commas, each "
-            "once"
+            f"--{stack}-layers-to-keep {layers_to_keep!r}: give numbers of layers, 0 to {num_layers - 1}, joined by "
+            "commas, each once"
         )
     return sorted(int(number) for number in numbers)
 

@@ -43,15 +43,16 @@ def explain(error: BaseException) -> str | None:
     A SynthesizerError and a full disk are always explained. Any other error is explained only if a function of fairseq
     is in its traceback, because a user's own program may raise the same error for another reason.
     """
-    causes = chain_of_causes(error)
+    causes = chain_of_causes(error)  # including the error itself
     for cause in causes:
         if isinstance(cause, SynthesizerError):
             return join_lines(str(cause))
         if isinstance(cause, OSError) and cause.errno in DISK_FULL:
             file = f"{cause.filename}: " if cause.filename else "a file "
             return f"{file}could not be written ({cause.strerror}); make room, then start the command again"
-    if not has_module_in_traceback(error, "fairseq"):
-        return None  # An error of a user's own program, for which the traceback says more.
+    is_error_of_user_program = not has_module_in_traceback(error, "fairseq")
+    if is_error_of_user_program:
+        return None
     for cause in causes:
         line = look_up(cause)
         if line is not None:
@@ -91,12 +92,13 @@ def chain_of_causes(error: BaseException) -> list[BaseException]:
 def find_cause(error: BaseException) -> BaseException | None:
     """Returns the error that caused this one, or None.
 
-    An error that was raised while another one was being handled is not always caused by it: the code that handles
-    errors may have a mistake of its own.
+    The cause is what ``raise ... from cause`` names. An error that was raised without ``from``, while another one was
+    being handled, may be due to a mistake in the code that handles errors. So the other one counts as its cause only if
+    fairseq or torch raised it again.
     """
-    has_from = error.__suppress_context__  # Python sets this for `raise ... from cause` and `raise ... from None`.
-    if has_from:
-        return error.__cause__  # the cause, or None
+    was_raised_with_from = error.__suppress_context__
+    if was_raised_with_from:
+        return error.__cause__  # None after `raise ... from None`
     if is_raised_again(error):
         return error.__context__  # the error that was being handled
     return None

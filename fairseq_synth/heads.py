@@ -33,18 +33,17 @@ def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") 
         SynthesizerError: A function is unknown or named twice, or the numbers do not add up to `num_heads`.
     """
     functions_of_groups = []
-    size_texts = []  # what follows the colon of each group; empty without a colon
+    size_texts = []  # the text after the colon of each group, which is empty without a colon
     for group in spec.split("/"):
-        functions, _, size_text = group.partition(":")
-        functions_of_groups.append(parse_spec(functions, flag))
+        functions_text, _, size_text = group.partition(":")
+        functions_of_groups.append(parse_spec(functions_text, flag))
         size_texts.append(size_text.strip())
-    # The numbers of heads are given either for all groups, which `parse_sizes` checks, or for none.
-    has_sizes = ":" in spec
-    if has_sizes:
-        numbers = parse_sizes(size_texts, num_heads, source=f"{flag} {spec!r}")
+    source = f"{flag} {spec!r}"
+    if ":" in spec:
+        sizes = parse_sizes(size_texts, num_heads, source)  # Every group has to have a number.
     else:
-        numbers = share_heads(len(functions_of_groups), num_heads, source=f"{flag} {spec!r}")
-    return tuple(HeadGroup(number, functions) for number, functions in zip(numbers, functions_of_groups))
+        sizes = share_heads(len(functions_of_groups), num_heads, source)
+    return tuple(HeadGroup(size, functions) for size, functions in zip(sizes, functions_of_groups))
 
 
 def share_heads(num_groups: int, num_heads: int, source: str) -> list[int]:

@@ -49,13 +49,14 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         settings = cls.read_config(cfg, task)
         args = check_and_parse_flags(settings, cls.stacks)
         check_embeddings(args)
+        add_bos_token = bool(args.add_bos_token)
         limit = stack_limit(args, args.decoder_head_groups)
         if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, bool(args.add_bos_token))
+            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token)
         embed_tokens: Any = build_embedding(args, task.source_dictionary)
         decoder = SynthesizerDecoder(decoder_config(args), task.target_dictionary, embed_tokens, no_encoder_attn=True)
         model = cls(decoder)
-        model.add_bos_token = bool(args.add_bos_token)
+        model.add_bos_token = add_bos_token
         model.takes_longer_rows = not has_limited_positions(args, limit)
         announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
         return model
@@ -63,7 +64,8 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation or evaluation in place, as fairseq's own method does.
 
-        From here on, rows may be longer than in the training, if the model can take them (`takes_longer_rows`).
+        This sets what `max_positions` depends on: `add_bos_token`, and the decoder's limit, because rows may from now
+        on be longer than in the training, if the model can take them (`takes_longer_rows`).
 
         Args:
             cfg: fairseq's whole config.
@@ -73,15 +75,15 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
                 cannot read the longest sentence that the search may write.
         """
         super().prepare_for_inference_(cfg)
-        # An evaluation may have --add-bos-token, which puts a token before each row, although the training did not.
-        evaluation_adds_bos = bool(getattr(cfg.task, "add_bos_token", False))
-        self.add_bos_token = self.add_bos_token or evaluation_adds_bos
+        # An evaluation may have --add-bos-token although the training did not.
+        if getattr(cfg.task, "add_bos_token", False):
+            self.add_bos_token = True
         if self.takes_longer_rows:
             self.decoder.max_target_positions = LONGEST_ROW_WITH_SINUSOIDS
-        # The checks read the limits of the decoder, so they come after the lines that change them.
+        # `check_min_len` depends on the limit that has just been set.
         generation = getattr(cfg, "generation", None)
         check_min_len(generation, self.decoder)
-        check_fusion(generation, self.decoder.max_length)
+        check_fusion(generation, self.decoder)
 
     def max_positions(self) -> int:
         """Returns the longest row that the model takes, in tokens.
@@ -109,17 +111,20 @@ def has_limited_positions(args: argparse.Namespace, limit: Limit | None) -> bool
 
 
 def decoder_config(args: argparse.Namespace) -> TransformerConfig:
-    """Returns fairseq's config of the decoder, with the two settings that fairseq's own ``build_model`` adapts.
+    """Returns fairseq's config of the decoder.
+
+    Two settings may differ from those in `args`, as in the ``build_model`` of fairseq's own language model: the number
+    of positions and the number of layers.
 
     Args:
         args: the flags of the model, which stay as they are.
     """
-    adapted = argparse.Namespace(**vars(args))
+    settings = argparse.Namespace(**vars(args))  # a copy
     if args.max_target_positions is None:
-        adapted.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
+        settings.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
     if args.decoder_layers_to_keep:
-        adapted.decoder_layers = len(args.decoder_layers_to_keep.split(","))
-    return TransformerConfig.from_namespace(adapted)
+        settings.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+    return TransformerConfig.from_namespace(settings)
 
 
 def check_embeddings(args: argparse.Namespace) -> None:

@@ -198,17 +198,18 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         """
         self.check_length(src_tokens)
         padding_mask = src_tokens.eq(self.padding_idx)
-        columns = aligned_columns(padding_mask)
+        columns = aligned_columns(padding_mask)  # the column to which each token moves while the layers compute
+        aligned_tokens = align(src_tokens, columns)
         if token_embeddings is not None:
             token_embeddings = align(token_embeddings, columns)
-        out = self.forward_scriptable(align(src_tokens, columns), src_lengths, return_all_hiddens, token_embeddings)
+        out = self.forward_scriptable(aligned_tokens, src_lengths, return_all_hiddens, token_embeddings)
         # Every result with a dimension of tokens is moved back.
         out["encoder_out"] = [restore(x, columns) for x in out["encoder_out"]]
         out["encoder_states"] = [restore(x, columns) for x in out["encoder_states"]]
         out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
         # fairseq has None for each layer whose results it does not return.
         out["fc_results"] = [None if x is None else restore(x, columns) for x in out["fc_results"]]
-        out["encoder_padding_mask"] = [padding_mask]  # that of the sentences as they were given
+        out["encoder_padding_mask"] = [padding_mask]
         return out
 
 
@@ -245,7 +246,8 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         # In decoding, all layers read the block table of the first layer, which says where the keys and values of each
         # hypothesis are. (For the first layer itself, this changes nothing.)
         first_attention = self.layers[0].self_attn
-        for i in range(len(self.layers)):  # `for layer in self.layers` leaves out layers with --decoder-layerdrop.
+        # Not `for layer in self.layers`, which leaves layers out at random with --decoder-layerdrop.
+        for i in range(len(self.layers)):
             self.layers[i].self_attn.share_table(first_attention)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:

@@ -40,8 +40,9 @@ def announce_limit(task: Any, limit: Limit | None) -> None:
 def check_padding(task: Any, limit: Limit) -> None:
     """Checks that no sentence within the limit is padded to a length beyond it.
 
-    ``--required-seq-len-multiple`` pads every sentence to a multiple of a number. A sentence as long as the limit stays
-    within it only if the limit is such a multiple, and then all shorter sentences do so too.
+    ``--required-seq-len-multiple`` pads every sentence to a multiple of a number. So the limit has to be such a
+    multiple itself. For example, with a limit of 100 tokens and multiples of 8, a sentence of 97 tokens would be padded
+    to 104. The message then advises a limit of 96 or 104.
 
     Args:
         task: fairseq's task, which has the flag ``--required-seq-len-multiple``.
@@ -51,11 +52,11 @@ def check_padding(task: Any, limit: Limit) -> None:
         SynthesizerError: the limit is no multiple of ``--required-seq-len-multiple``.
     """
     multiple = task_flag(task, "required_seq_len_multiple") or 1
-    lower_multiple = limit.tokens // multiple * multiple  # the largest one that is not above the limit
-    if lower_multiple == limit.tokens:
+    if limit.tokens % multiple == 0:
         return
-    multiples = [lower_multiple, lower_multiple + multiple]
-    choices = " or ".join(str(length) for length in multiples if length > 0)
+    lower_multiple = limit.tokens - limit.tokens % multiple  # 0 if the limit is smaller than the number
+    higher_multiple = lower_multiple + multiple
+    choices = f"{lower_multiple} or {higher_multiple}" if lower_multiple > 0 else str(higher_multiple)
     raise SynthesizerError(
         f"--required-seq-len-multiple {multiple}: sentences of more than {lower_multiple} tokens would be padded "
         f"beyond {limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {choices}"
@@ -64,6 +65,8 @@ def check_padding(task: Any, limit: Limit) -> None:
 
 def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool = False) -> None:
     """Checks that the rows of text that a model is to read are not longer than its limit.
+
+    A row is what fairseq gives to a language model or an encoder: a part of the text of a certain length.
 
     Args:
         flag: the flag that sets the length of the rows.
@@ -74,11 +77,11 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
     Raises:
         SynthesizerError: they are longer.
     """
-    added_tokens = 1 if add_bos_token else 0
-    num_tokens_read = length + added_tokens
+    num_bos_tokens = 1 if add_bos_token else 0
+    num_tokens_read = length + num_bos_tokens
     if limit is None or num_tokens_read <= limit.tokens:
         return
-    largest_length = limit.tokens - added_tokens
+    largest_length = limit.tokens - num_bos_tokens
     with_bos = " with --add-bos-token" if add_bos_token else ""
     raise SynthesizerError(
         f"{flag} {length}{with_bos} is above {limit.flag} {limit.tokens}: lower it to {largest_length}, "
@@ -89,18 +92,20 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
 def length_hint(text: str) -> str:
     """Returns a hint on ``--synth-max-length`` to add to a message of fairseq about a sentence that is too long.
 
-    The hint is empty if no limit in the message is that of a Synthesizer of this process (`known_limits`).
+    There is a hint for each limit in the message that is also in `known_limits`, and so that of a Synthesizer of this
+    process. The result is empty if there is none.
 
     Args:
         text: the message; see `limits_in_message`.
     """
-    hint = ""
-    for length in sorted(limits_in_message(text) & known_limits):
-        hint += (
+    hints = ""
+    limits_of_synthesizers = limits_in_message(text) & known_limits
+    for length in sorted(limits_of_synthesizers):
+        hints += (
             f"; {length} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a "
             "trained model --model-overrides \"{'synth_beyond_length': 'tile'}\""
         )
-    return hint
+    return hints
 
 
 def limits_in_message(text: str) -> set[int]:
@@ -153,34 +158,41 @@ def check_min_len(generation: Any, decoder: Any) -> None:
     Raises:
         SynthesizerError: the model writes fewer tokens.
     """
-    limit = decoder.max_positions()  # the lower one of --max-target-positions and --synth-max-length
-    longest_output = limit - 1  # The end of sentence takes one of the decoder's positions.
+    num_positions = decoder.max_positions()  # the smaller value of --max-target-positions and --synth-max-length
+    longest_output = num_positions - 1  # One position is for the end of sentence, which --min-len does not count.
     min_len = getattr(generation, "min_len", 1)
     if min_len <= longest_output:
         return
-    flag = "--synth-max-length" if decoder.max_length == limit else "--max-target-positions"
+    if num_positions == decoder.max_length:
+        limiting_flag = "--synth-max-length"
+    else:
+        limiting_flag = "--max-target-positions"
     raise SynthesizerError(
         f"--min-len {min_len}: this model writes at most {longest_output} tokens and the end of sentence "
-        f"({flag} {limit}); choose at most {longest_output}"
+        f"({limiting_flag} {num_positions}); choose at most {longest_output}"
     )
 
 
-def check_fusion(generation: Any, max_length: int | None) -> None:
+def check_fusion(generation: Any, decoder: Any) -> None:
     """Checks that the language model of ``--lm-path`` can read the longest sentence that a search may write.
+
+    Without ``--lm-path`` there is nothing to check.
 
     Args:
         generation: fairseq's flags of the search, or None.
-        max_length: the language model's limit in tokens, if it has one.
+        decoder: the language model's decoder.
 
     Raises:
         SynthesizerError: the search may write a longer sentence.
     """
     has_language_model = bool(getattr(generation, "lm_path", None))
+    max_length = decoder.max_length  # The --synth-max-length of the language model, or None if it has no such limit.
     if not has_language_model or max_length is None:
         return
     # With --match-source-len or --max-len-a, the length of the output depends on the source and has no fixed limit.
     depends_on_source = generation.match_source_len or generation.max_len_a
-    most_tokens_read = generation.max_len_b + 1  # The language model reads the end of sentence before the output.
+    # A search writes up to --max-len-b tokens. The language model reads the end of sentence before them.
+    most_tokens_read = generation.max_len_b + 1
     if depends_on_source or most_tokens_read > max_length:
         raise SynthesizerError(
             f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "

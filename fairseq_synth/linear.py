@@ -64,7 +64,7 @@ def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
 def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
     """Returns the weight and bias of one linear layer whose output is the outputs of all `layers` side by side.
 
-    Returns None if one of the layers has no weights that `read_linear_weights` returns.
+    Returns None if `read_linear_weights` returns None for one of the layers.
     """
     weights = []
     biases = []

@@ -64,29 +64,27 @@ class LinformerAttention(nn.Module):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
     ) -> None:
-        """Builds the layers and parameters of one attention. The class describes the arguments.
-
-        `sharing` is one of four values. ``none``: each head has an E and an F. ``headwise``: the heads share them.
-        ``key-value``: E is F too. ``layerwise``: as ``key-value``, and the encoder makes all layers share E afterwards.
-        """
+        """Builds the layers and parameters of one attention. The class describes the arguments."""
         super().__init__()
         self.num_heads = num_heads
-        # --retain-dropout-modules knows the dropout of attention weights by this name
+        # --retain-dropout-modules finds the dropout by the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
         self.q_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.k_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.v_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.out_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
-        heads_share_projection = sharing != "none"
-        num_matrices = 1 if heads_share_projection else num_heads
+        # With each of these values of `sharing`, the heads share their projections. With the last two, keys and values
+        # share theirs, too. That layers share theirs with "layerwise" is left to the encoder.
+        heads_share_projections = sharing in ("headwise", "key-value", "layerwise")
+        keys_and_values_share_projections = sharing in ("key-value", "layerwise")
+        num_matrices = 1 if heads_share_projections else num_heads
         self.E = nn.Parameter(torch.empty(num_matrices, k, max_length))
-        keys_and_values_share_projection = sharing in ("key-value", "layerwise")
-        if keys_and_values_share_projection:
+        if keys_and_values_share_projections:
             self.F = self.E
         else:
             self.F = nn.Parameter(torch.empty_like(self.E))
-        # The paper does not say how E and F are initialised. If they are the same parameter, this draws it twice. That
-        # has no use, but models from the same seed would have other weights without it.
+        # The paper does not say how E and F are initialised. If they are the same parameter, its values are drawn
+        # twice. The first ones are lost, but without them, models from the same seed would get other weights.
         glorot_uniform_(self.E)
         glorot_uniform_(self.F)
 
@@ -114,14 +112,14 @@ class LinformerAttention(nn.Module):
         """
         assert attn_mask is None, "attn_mask: a projected position is a sum over all tokens, so none can be hidden"
         length, bsz, width = query.size()
-        q = self.split_heads(self.q_proj(query))
-        k = self.k_proj(query)
-        v = self.v_proj(query)
+        q = self.split_heads(self.q_proj(query))  # (B, H, T, d)
+        k = self.k_proj(query)  # (T, B, C)
+        v = self.v_proj(query)  # (T, B, C)
         if key_padding_mask is not None:
             padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)  # (T, B, 1)
             k = k.masked_fill(padding, 0.0)
             v = v.masked_fill(padding, 0.0)
-        # E and F are (H, k, n), or (1, k, n) if all heads share them.
+        # E and F are (H, k, n), or (1, k, n) if all heads share them. Their first T columns are for the T tokens.
         projected_k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
         projected_v = torch.matmul(self.F[:, :, :length], self.split_heads(v))  # (B, H, k, d)
         has_dropout = self.training or self.dropout_module.apply_during_inference
@@ -203,18 +201,19 @@ class RobertaLinformer(SynthesizerRoberta):
         Raises:
             SynthesizerError: two of them differ.
         """
-        for first_name, *other_names in self.projection_names():
-            first_weight = state_dict.get(first_name)
-            for name in other_names:
-                weight = state_dict.get(name)
-                if weight is not None and first_weight is not None and not torch.equal(weight, first_weight):
+        for names_of_projection in self.projection_names():
+            first_name = names_of_projection[0]
+            for name in names_of_projection[1:]:
+                if first_name not in state_dict or name not in state_dict:
+                    continue  # torch itself raises an error if the checkpoint lacks a weight.
+                if not torch.equal(state_dict[name], state_dict[first_name]):
                     raise SynthesizerError(
                         f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are one in this "
                         "model, and differ in the checkpoint; give the --linformer-sharing of the training"
                     )
 
     def projection_names(self) -> list[list[str]]:
-        """Returns the names of each projection E or F of the model; a shared projection has several names."""
+        """Returns a list for each projection E or F of the model, with its names; a shared projection has several."""
         names_by_id: dict[int, list[str]] = {}  # The key is the id of the parameter.
         # `remove_duplicate=False` lists a shared parameter under each of its names.
         for name, parameter in self.named_parameters(remove_duplicate=False):

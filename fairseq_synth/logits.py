@@ -86,9 +86,8 @@ class NormalForm(NamedTuple):
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor, (B or 1, H or 1, T or 1, S).
 
-        A sum of several parts is in fp32 at least. If only one of inner product, outer product and bias occurs, it is
-        returned in its own type. If this is the bias, the result may be a view of a parameter, so do not change it in
-        place.
+        A sum of several parts is in fp32 at least. A single part keeps its type. If it is the bias, the result may be a
+        view of a parameter, so do not change it in place.
 
         Args:
             src_len: S, the number of columns.
@@ -153,16 +152,19 @@ class Logits:
     def normal_form(self, src_len: int) -> NormalForm:
         """Returns the logits as at most one inner product, one outer product and one bias; see `NormalForm`.
 
-        Inner products become one by joining their features. Outer products after the first become part of the bias,
-        and so do inner products after the first if there is a single row. A bias that is added to other terms is in
-        fp32 at least.
+        * All biases and diagonals become one bias, by adding them up.
+        * The first outer product stays, and all others are added to the bias.
+        * All inner products become one, by joining their features: ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``. In a
+          decoding step, which has a single row, the first one stays, and all others are added to the bias. Joining
+          would copy the keys of all tokens so far.
+
+        A bias that is a sum, or that is to be added to products, is in fp32 at least.
 
         Args:
             src_len: S, the number of columns.
         """
         bias = self._sum_of_biases(src_len)
 
-        # The first outer product stays, and the others are added to the bias.
         left = None
         right = None
         for outer in self.outers:
@@ -173,23 +175,23 @@ class Logits:
             else:
                 bias = add(bias, outer_product(factors.left, factors.right, src_len))
 
-        # The features of all inner products are joined; or in a decoding step, which has a single row, the first inner
-        # product stays, and the others are added to the bias. Joining would copy the keys of all tokens so far.
+        # The queries and keys of the inner products that are joined.
         queries: list[Tensor] = []
         keys: list[Tensor] = []
         for product in self.products:
             query, key = weight_smaller_factor(product.query, product.key, product.scale, product.weight)
             is_decoding_step = query.size(2) == 1
-            if queries and is_decoding_step:
-                # In fp32, even if this is the first part of the bias, to which a product is added later.
+            if is_decoding_step and queries:
+                # `add` does not convert the first summand of a sum. So this one is converted here, because the first
+                # product is added to the bias later.
                 bias = add(bias, at_least_fp32(inner_product(query, key)))
             else:
                 queries.append(query)
                 keys.append(key)
+        joined_query = join_features(queries) if queries else None
+        joined_key = join_features(keys) if keys else None
 
-        query_of_sum = join_features(queries) if queries else None
-        key_of_sum = join_features(keys) if keys else None
-        return NormalForm(query=query_of_sum, key=key_of_sum, left=left, right=right, bias=bias)
+        return NormalForm(query=joined_query, key=joined_key, left=left, right=right, bias=bias)
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
@@ -198,9 +200,9 @@ class Logits:
     def _sum_of_biases(self, src_len: int) -> Tensor | None:
         """Returns the sum of all biases and diagonals, (B or 1, H or 1, T or 1, S), or None if there are none.
 
-        The result is in fp32 at least if the logits have other terms, also if these are products, which are added to it
-        later. A single term keeps its type.
+        If the logits consist of a single term, the result has its type. Otherwise it is in fp32 at least.
         """
+        # Products count as terms here, too: they are added to this sum later.
         num_terms = len(self.products) + len(self.outers) + len(self.biases) + len(self.diagonals)
         needs_fp32 = num_terms > 1
         total = None
@@ -227,10 +229,10 @@ def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
         products: A sum of products, in memory of its own, (B or 1, H or 1, T, S).
         bias: (B or 1, H or 1, T or 1, S).
     """
-    # Where `products` has one sentence, head or row for all, and the bias has several, the sum is larger than
-    # `products`.
-    has_size_of_sum = all(bias.size(dim) <= products.size(dim) for dim in range(3))
-    if has_size_of_sum:
+    # The number of sentences, heads or rows is 1 in `products` if they share the products. If the bias has several of
+    # them, the sum has several, too, and does not fit into the memory of `products`.
+    sum_fits_into_products = all(bias.size(dim) <= products.size(dim) for dim in range(3))
+    if sum_fits_into_products:
         return at_least_fp32(products).add_(bias)
     return add(products, bias)
 
@@ -252,15 +254,15 @@ class Factors(NamedTuple):
 def weight_smaller_factor(left: Tensor, right: Tensor, scale: float, weight: Tensor | None) -> Factors:
     """Returns the factors of a product after one of them is multiplied by `scale` and `weight`.
 
-    With a weight this is the factor with fewer elements, because that is less work. Without a weight it is the left
-    factor, which is the query of an inner product: a query has no more rows than the keys, and a single one in
-    decoding.
+    This is the factor with fewer elements, because that is less work. Without a weight it is always the left factor,
+    which is the query of an inner product, and has no more rows than the keys. In decoding it has a single row.
 
     Args:
         left, right: The factors, (B, H, T or S, r) each.
         scale: A number.
         weight: A weight for each head, (1, H, 1, 1), or None.
     """
+    # Where the scale is 1, this function saves the multiplication.
     if weight is None:
         if scale == 1.0:
             return Factors(left, right)
@@ -275,11 +277,13 @@ def outer_factors(outer: Outer, src_len: int) -> Factors:
     """Returns the left and right factor of an outer product, as far as `src_len` columns need them.
 
     Column j of a row is ``left[j // b] * right[j % b]``, where b is the number of right features. If the left factor
-    has too few features for this, it begins again with its first feature. The weight of the outer product is multiplied
-    into one of the factors.
+    has too few features for this, it begins again with its first feature. For example, with 2 left features and
+    ``b = 4``, the factors of 10 columns have the left features 0, 1, 0 and all 4 right features. The last left feature
+    is for the columns 8 and 9. The weight of the outer product is multiplied into one of the factors.
     """
-    right_size = outer.factors.size(3) - outer.left_size  # b
-    left, right = outer.factors.split([outer.left_size, right_size], dim=3)  # (B, H, T, a) and (B, H, T, b)
+    left_size = outer.left_size
+    right_size = outer.factors.size(3) - left_size  # b
+    left, right = outer.factors.split([left_size, right_size], dim=3)
     num_left_features = count_left_features(src_len, right_size)
     left = take_positions(left, dim=3, start=0, count=num_left_features)
     right = take_positions(right, dim=3, start=0, count=min(right_size, src_len))
@@ -298,12 +302,14 @@ def count_left_features(src_len: int, right_size: int) -> int:
 def toeplitz(values: Tensor, src_len: int) -> Tensor:
     """Returns the matrix (1, H, T, S) whose entries depend only on the distance from row i to column j, ``j - i``.
 
+    For example, the values a b c d for 2 rows and 3 columns belong to the distances -1 to 2. The rows of the matrix are
+    b c d and a b c.
+
     Args:
         values: The values of `Diagonals`, (1, H, 1, T + S - 1), from the smallest distance to the largest.
         src_len: S.
     """
-    # Each row consists of S neighbouring values. The last row begins with the first value, the row above it with the
-    # second value, and so on.
+    # `unfold` lists all slices of S neighbouring values, which are the rows. The first slice is the last row.
     rows_from_last_to_first = values.squeeze(2).unfold(2, src_len, 1)  # (1, H, T, S), a view
     tgt_len = rows_from_last_to_first.size(2)
     if tgt_len == 1:
@@ -323,7 +329,8 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
     several_sentences_share_keys = key.size(0) == 1 and query.size(0) > 1
     if not several_sentences_share_keys:
         return torch.matmul(query, key.transpose(-2, -1))
-    if key.size(1) == 1:  # All heads share the keys, too.
+    all_heads_share_keys = key.size(1) == 1
+    if all_heads_share_keys:
         return torch.matmul(query, key[0, 0].t())
     return torch.einsum("bhtr,hsr->bhts", query, key[0])
 
@@ -344,14 +351,15 @@ def join_features(factors: list[Tensor], bsz: int = 1, num_heads: int = 1) -> Te
     """Returns one tensor with the features of all `factors`, one factor after another, as (B, H, T, r1 + r2 + ...).
 
     Args:
-        factors: Tensors (B or 1, H or 1, T, r), where r may differ.
-        bsz: B, or 1 to take the number of sentences of the first factor that has more than one.
-        num_heads: H, or 1 to take the number of heads of the first factor that has more than one.
+        factors: Tensors (B or 1, H or 1, T, r), where r may differ. A factor that all sentences share has one sentence,
+            and the result has B if any factor has B. The same holds for heads.
+        bsz: B, to get B sentences also if all factors are shared.
+        num_heads: H, to get H heads also if all factors are shared.
     """
     joined_bsz = bsz
     joined_heads = num_heads
     for factor in factors:
-        # A factor has B sentences or 1, so the first number other than 1 is B. The same holds for heads.
+        # All numbers other than 1 are equal, so the first of them counts.
         if joined_bsz == 1:
             joined_bsz = factor.size(0)
         if joined_heads == 1:

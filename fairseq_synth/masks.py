@@ -43,8 +43,8 @@ def to_boolean_or_float(attn_mask: Tensor | None) -> Tensor | None:
 def without_hidden_padding(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
     """Returns the padding mask that a call still needs: none under the `causal_mask`.
 
-    Under the `causal_mask`, all padding must be after the tokens of its sentence. A token sees only the tokens before
-    it, so that the padding is hidden from it anyway.
+    Under the `causal_mask`, all padding must be after the tokens of its sentence. A token sees only what is before it,
+    and so no padding, even without a padding mask.
 
     Args:
         key_padding_mask: (B, T), true at padding, or None.
@@ -83,13 +83,13 @@ def masked_softmax(
             the weights of such a row are finite numbers without a meaning. This saves a pass over the weights and one
             over their gradient.
     """
-    # `scores` is bound again in each step, so that the logits of the step before take no memory any longer.
+    # The name `scores` is used again in each step, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
-        scores = add_mask(scores, attn_mask)  # the causal mask, or numbers
-    hidden = hidden_keys(key_padding_mask, attn_mask)  # padding, and all that a mask other than the causal one hides
+        scores = add_mask(scores, attn_mask)
+    hidden = hidden_keys(key_padding_mask, attn_mask)
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # The lowest finite number, because minus infinity would make a row NaN all of whose keys are hidden.
+    # This is the lowest finite number. With minus infinity, a row all of whose keys are hidden would become NaN.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
     if zero_unseeing_rows:
@@ -101,15 +101,19 @@ def masked_softmax(
 def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
     """Returns the logits after adding the numbers of a mask.
 
+    Logits to which a mask of numbers is added are in fp32 at least. Otherwise they keep their type.
+
     Args:
         scores: The logits, (B or 1, H, T or 1, S).
-        attn_mask: As in `masked_softmax`. A boolean one has no numbers, so nothing is added.
+        attn_mask: As in `masked_softmax`. A boolean mask has no numbers, so nothing is added.
     """
     if is_causal(attn_mask):
-        # T = S, read from the columns, because logits that are the same in all rows have a single row here.
+        # The mask is for as many rows as columns. The number of columns is read, because `scores` has a single row if
+        # all rows are the same.
         length = scores.size(3)
         return scores + future_mask(length, scores)
-    if attn_mask.dtype == torch.bool:
+    is_boolean = attn_mask.dtype == torch.bool
+    if is_boolean:
         return scores
     return at_least_fp32(scores) + attn_mask
 
@@ -123,9 +127,12 @@ def hidden_keys(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Te
         key_padding_mask: (B, S), true for hidden keys, or None.
         attn_mask: As in `masked_softmax`, or None.
     """
-    hidden = None
-    if attn_mask is not None and not is_causal(attn_mask):
-        hidden = attn_mask if attn_mask.dtype == torch.bool else attn_mask == float("-inf")
+    if attn_mask is None or is_causal(attn_mask):
+        hidden = None
+    elif attn_mask.dtype == torch.bool:
+        hidden = attn_mask
+    else:
+        hidden = attn_mask == float("-inf")
     if key_padding_mask is None:
         return hidden
     padding = key_padding_mask[:, None, None].to(torch.bool)  # (B, 1, 1, S)
@@ -144,10 +151,10 @@ def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
     """
     is_token = ~key_padding_mask.to(torch.bool)
     num_tokens = is_token.sum(dim=1)
-    # With all padding on the right, the n tokens of a sentence are in the first n columns.
+    # If all padding is on the right, the n tokens of a sentence are in the first n columns.
     columns = torch.arange(is_token.size(1), device=is_token.device)
-    is_token_if_aligned = columns[None] < num_tokens[:, None]
-    is_padding_on_the_right = torch.equal(is_token, is_token_if_aligned)
+    is_among_first_columns = columns[None] < num_tokens[:, None]
+    is_padding_on_the_right = torch.equal(is_token, is_among_first_columns)
     if not is_padding_on_the_right:
         return None
     lengths: list[int] = num_tokens.tolist()
@@ -169,9 +176,10 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
     if on_cpu(padding_mask) and not has_padding_before_tokens(padding_mask):
         return None
     is_token = (~padding_mask).long()
-    num_tokens = is_token.sum(dim=1, keepdim=True)
     is_padding = 1 - is_token
-    # The cumulative sums number the tokens of a sentence, and its padding, from 1. Padding begins after the last token.
+    # The cumulative sum is 1 at the first token, 2 at the second, and so on. So the first token gets column 0, and the
+    # first padding gets the column after the last token.
+    num_tokens = is_token.sum(dim=1, keepdim=True)
     columns_of_tokens = is_token.cumsum(dim=1) - 1
     columns_of_padding = num_tokens + is_padding.cumsum(dim=1) - 1
     return torch.where(padding_mask, columns_of_padding, columns_of_tokens)
@@ -209,15 +217,20 @@ def align(x: Tensor, columns: Tensor | None) -> Tensor:
 def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
     """Returns a batch with each token moved back to the column that it had before `align`.
 
-    That is ``restored[b, t] = x[b, columns[b, t]]``.
+    So token t of sentence b of the result is the token in column ``columns[b, t]`` of `x`.
 
     Args:
         x: (T, B, C), or (B, T, C) if `batch_first`.
-        columns: The argument of `align`, (B, T): where each token has been moved to. With None, nothing moves.
-        batch_first: The layout of `x`.
+        columns: The argument of `align`, (B, T): the column to which it has moved each token. With None, nothing moves.
+        batch_first: Whether the sentences are the first dimension of `x`.
     """
     if columns is None:
         return x
     if batch_first:
-        return x.gather(1, columns.unsqueeze(-1).expand(-1, -1, x.size(2)))
-    return x.gather(0, columns.t().unsqueeze(-1).expand(-1, -1, x.size(2)))
+        dim = 1
+        index = columns  # (B, T)
+    else:
+        dim = 0
+        index = columns.t()  # (T, B)
+    index_of_each_feature = index.unsqueeze(-1).expand(-1, -1, x.size(2))
+    return x.gather(dim, index_of_each_feature)

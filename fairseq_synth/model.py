@@ -61,7 +61,7 @@ class SynthesizerModel:
         They have no defaults there, because the architecture sets every flag that is not given.
         """
         hidden = (*cls.hidden, "_name")  # `_name` is the name of the config for Hydra, which is no flag.
-        # fairseq adds a flag for every field of a dataclass. So it gets a dataclass of the fields that are shown.
+        # fairseq adds a flag for every field of a dataclass. So it gets a new dataclass that lacks the hidden fields.
         shown_fields = []
         for config_field in dataclasses.fields(cls.config):
             if config_field.name not in hidden:
@@ -143,10 +143,11 @@ class SynthesizerModel:
 
         A task that no kind of model lists in its `tasks`, such as a user's own task, is assumed to need this kind.
         """
-        # TranslationLevenshteinTask is a subclass of TranslationTask, but no Synthesizer fits it. So it comes first.
+        # No Synthesizer fits this task. It is asked for first, because it is a subclass of TranslationTask, which some
+        # Synthesizers fit.
         if isinstance(task, TranslationLevenshteinTask):
             return "non-autoregressive model"
-        # Encoders and Linformer have the same tasks, so the kind of `cls` comes before the others.
+        # If several kinds of model fit the task, `cls` counts: encoders and Linformer have the same tasks.
         if isinstance(task, cls.tasks):
             return cls.kind
         for model in model_classes():
@@ -171,18 +172,28 @@ class SynthesizerModel:
                 f"the checkpoint is of {with_article(kind)}, this model is {with_article(self.kind)}; give a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
-        # Either all layers start from a stock Transformer's attention, or none does. But a layer that loads its weights
-        # sees only its own part of the checkpoint. So this attribute tells the layer what the whole checkpoint is.
+        self.set_may_start_from_stock(state_dict)
+        try:
+            return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
+        except RuntimeError as error:
+            is_about_misfit = str(error).startswith("Error(s) in loading state_dict")  # torch's message begins so.
+            if not is_about_misfit:
+                raise
+            raise SynthesizerError(explain_misfit(str(error))) from error
+
+    def set_may_start_from_stock(self, state_dict: dict[str, Tensor]) -> None:
+        """Sets `SyntheticAttention.may_start_from_stock` in all layers before they load a checkpoint.
+
+        Either all layers start from a stock Transformer's attention, or none does. But when a layer loads its weights,
+        it does not look at the weights of other layers. So it has to be told before.
+
+        Args:
+            state_dict: the weights of the whole checkpoint.
+        """
         is_stock_checkpoint = not any(".synthesizer." in key for key in state_dict)
         for module in self.modules():  # type: ignore[attr-defined]
             if isinstance(module, SyntheticAttention):
                 module.may_start_from_stock = is_stock_checkpoint
-        try:
-            return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
-        except RuntimeError as error:
-            if not str(error).startswith("Error(s) in loading state_dict"):
-                raise
-            raise SynthesizerError(explain_misfit(str(error))) from error
 
     def __prepare_scriptable__(self) -> Any:
         """Raises SynthesizerError, because these models cannot be compiled to TorchScript.
@@ -224,37 +235,39 @@ def explain_loading(error: Exception) -> str | None:
 
 
 def check_model(model: str, checkpoints: str) -> None:
-    """Checks that the files of a model exist before it is loaded.
+    """Checks that a model and its checkpoints exist before it is loaded.
+
+    The checkpoints are checked only in a folder. An archive has yet to be unpacked, and a URL to be downloaded, so that
+    fairseq itself complains if they lack a checkpoint.
 
     Args:
-        model: the folder of the model, an archive of the folder, or a URL, which is not checked.
+        model: the folder of the model, an archive of the folder, or a URL.
         checkpoints: the names of the checkpoints in the folder, joined by `os.pathsep`, which is ":" on Linux.
 
     Raises:
-        SynthesizerError: one does not exist.
+        SynthesizerError: there is no such folder or archive, or the folder lacks a checkpoint.
     """
     is_url = "://" in model
     if is_url:
         return
-    # A common mistake is to give the path of a checkpoint in place of its folder.
-    check_folder_or_archive(model, advice=f"give its folder, and checkpoint_file={os.path.basename(model)!r}")
-    if os.path.isdir(model):
-        for name in checkpoints.split(os.pathsep):
-            path = os.path.join(model, name)
-            if not os.path.exists(path):
-                raise SynthesizerError(f"from_pretrained: {path}: no such checkpoint; give checkpoint_file=...")
+    # If `model` is some other file, the user has probably given the path of a checkpoint in place of its folder.
+    advice_about_file = f"give its folder, and checkpoint_file={os.path.basename(model)!r}"
+    check_folder_or_archive(model, advice_about_file)
+    is_archive = not os.path.isdir(model)
+    if is_archive:
+        return
+    for name in checkpoints.split(os.pathsep):
+        path = os.path.join(model, name)
+        if not os.path.exists(path):
+            raise SynthesizerError(f"from_pretrained: {path}: no such checkpoint; give checkpoint_file=...")
 
 
 def find_data(model: str, data: str) -> str:
     """Returns the path to give to fairseq for the folder of the dictionaries.
 
-    There are five cases. fairseq takes only a path that starts with "." to be within the model's folder.
-
-    1. `data` is a URL: it is returned as it is.
-    2. `data` does not start with ".": it is returned as it is.
-    3. The model is an archive or a URL, which fairseq has yet to unpack: `data` is returned as it is.
-    4. `data` is a folder within the current folder, and not within the model's folder: its absolute path is returned.
-    5. `data` is a folder within the model's folder: it is returned as it is.
+    fairseq looks for a path that starts with "." in the model's folder, and only there. A user may mean the current
+    folder. So if such a path exists only in the current folder, its absolute path is returned. Any other path, and a
+    URL, is returned as it is.
 
     Args:
         model: the folder of the model, an archive of the folder, or a URL.
@@ -266,26 +279,34 @@ def find_data(model: str, data: str) -> str:
     is_url = "://" in data
     if is_url:
         return data
-    advice = "give the folder of the dictionaries"
+    advice_about_file = "give the folder of the dictionaries"
     if not data.startswith("."):
-        check_folder_or_archive(data, advice)
+        check_folder_or_archive(data, advice_about_file)
         return data
-    is_unpacked = os.path.isdir(model)
-    if not is_unpacked:
-        return data
+    model_is_folder = os.path.isdir(model)
+    if not model_is_folder:
+        return data  # It is in an archive or behind a URL, so only fairseq can look for it.
     path_in_model = os.path.join(model, data)
     if not os.path.exists(path_in_model) and os.path.exists(data):
         return os.path.abspath(data)
-    check_folder_or_archive(path_in_model, advice)
+    check_folder_or_archive(path_in_model, advice_about_file)
     return data
 
 
-def check_folder_or_archive(path: str, advice: str) -> None:
-    """Checks that a path is a folder or an archive; raises SynthesizerError with `advice` otherwise."""
+def check_folder_or_archive(path: str, advice_about_file: str) -> None:
+    """Checks that a path is a folder or an archive.
+
+    Args:
+        path: the path.
+        advice_about_file: what the message advises if the path is a file of another kind.
+
+    Raises:
+        SynthesizerError: the path does not exist, or is a file of another kind.
+    """
     if not os.path.exists(path):
         raise SynthesizerError(f"from_pretrained: {path}: no such folder")
     if not os.path.isdir(path) and not tarfile.is_tarfile(path):
-        raise SynthesizerError(f"from_pretrained: {path}: is no folder; {advice}")
+        raise SynthesizerError(f"from_pretrained: {path}: is no folder; {advice_about_file}")
 
 
 def check_choices(settings: dict[str, Any]) -> None:
@@ -327,7 +348,7 @@ def explain_task_of_several_models(match: re.Match[str], error: BaseException) -
 def explain_unfit_task(match: re.Match[str], error: BaseException) -> str | None:
     """Returns the error line about a task that does not fit a Synthesizer.
 
-    Such a task reads some flag of the model, and this kind of model has no such flag. omegaconf raises an error.
+    Such a task reads a flag that this kind of model does not have, so that omegaconf raises an error.
 
     Args:
         match: unused; see `Message.line`.
@@ -336,7 +357,7 @@ def explain_unfit_task(match: re.Match[str], error: BaseException) -> str | None
     Returns:
         the line, with the tasks that fit the model; or None if the error is about the config of another model.
     """
-    # An error about a key may concern several kinds of model. The line names one of them, and the tasks of all.
+    # The error may concern several kinds of model. The line names the first of them, and the tasks of all.
     models = [model for model in model_classes() if is_about_config(model.config, str(error))]
     if not models:
         return None
@@ -369,9 +390,8 @@ def is_about_config(config: type, text: str) -> bool:
     if config.__name__ in text:
         return True
     missing_keys = re.findall("[Ii]nterpolation key '(.*)' not found", text)
-    interpolations = [II(key) for key in missing_keys]  # II("a.b") is "${a.b}"
-    defaults = [flag.default for flag in dataclasses.fields(config) if isinstance(flag.default, str)]
-    return any(default in interpolations for default in defaults)
+    missing_interpolations = [II(key) for key in missing_keys]  # II("a.b") is "${a.b}"
+    return any(flag.default in missing_interpolations for flag in dataclasses.fields(config))
 
 
 MESSAGES += [

@@ -48,12 +48,12 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
-    cuts_rows = tgt_len < length
-    cuts_columns = src_len < width
-    has_positions_beyond = start + tgt_len > length
-    if cuts_rows and cuts_columns and not has_positions_beyond:
+    ends_within_length = start + tgt_len <= length
+    is_part_of_both_dimensions = tgt_len < length and src_len < width
+    if ends_within_length and is_part_of_both_dimensions:
         return view_window(parameter, start, tgt_len, src_len)
-    # If only one dimension is cut, slicing makes a single view, too. Beyond l, `take_positions` copies.
+    # Here at least one dimension is taken as a whole, which makes no view, or some positions are beyond l, for which
+    # `take_positions` makes a copy.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)
     return take_positions(rows, dim=2, start=0, count=src_len)[None]
 
@@ -64,6 +64,8 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
     Slicing would make two views, one for rows and one for columns, and the backward pass of each would make a tensor as
     large as the whole parameter.
     """
+    # A stride is the number of elements in memory from one head, row or column to the next. The view has the strides of
+    # the parameter, and begins at its row `start`.
     head_stride, row_stride, column_stride = parameter.stride()
     return parameter.as_strided(
         size=[1, parameter.size(0), tgt_len, src_len],
@@ -78,9 +80,9 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     The distance from row i to column j is ``j - i``. The result begins with the distance from the last row to the first
     column, and ends with the distance from the first row to the last column.
 
-    The parameter is cut where it has more distances than needed, and its first and last value are repeated where it has
-    fewer. For example, a parameter with the values a b c d e for the distances -2 to 2 becomes a a b c d for a single
-    row at position 3 and five columns, whose distances are -3 to 1.
+    The parameter is cut where it has more distances than occur, and its first and last value are repeated where it has
+    fewer. For example, a parameter with the values a b c d e has them for the distances -2 to 2. A call with a single
+    row at position 3 and five columns has the distances -3 to 1, so it gets a a b c d.
 
     Args:
         parameter: (H, 2 m + 1), a value for each distance from -m to m. Distances below -m have the value of -m, and
@@ -90,32 +92,31 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     Returns:
         (1, H, 1, T + S - 1)
     """
-    largest_distance = (parameter.size(1) - 1) // 2  # m
-    first_row = inputs.start
+    max_distance = (parameter.size(1) - 1) // 2  # m, which is also the index of distance 0 in the parameter
     last_row = inputs.start + inputs.x.size(0) - 1
     last_column = inputs.src_len - 1
-    # The distances from `first_needed` to `last_needed` occur in the call. The first is 0 or less, and the last is 0 or
-    # more, because the columns of a call begin at position 0 and include the positions of its rows.
-    first_needed = 0 - last_row
-    last_needed = last_column - first_row
-    # The parameter has values of its own for the distances from `first_known` to `last_known` among them.
-    first_known = max(first_needed, -largest_distance)
-    last_known = min(last_needed, largest_distance)
-    index_of_first_known = first_known + largest_distance  # the distance -m is at index 0
-    values = parameter.narrow(dim=1, start=index_of_first_known, length=last_known - first_known + 1)  # a view
-    if first_needed < first_known or last_needed > last_known:
-        before = parameter[:, :1].expand(-1, first_known - first_needed)  # the value of -m for each distance below -m
-        after = parameter[:, -1:].expand(-1, last_needed - last_known)  # the value of m for each distance above m
-        values = torch.cat([before, values, after], dim=1)
+    # How far the call looks back, from its last row to column 0, and ahead, from its first row to its last column.
+    steps_back = last_row
+    steps_ahead = last_column - inputs.start
+    # How many of these steps the parameter covers. The slice has their values, around the value of distance 0.
+    covered_back = min(steps_back, max_distance)
+    covered_ahead = min(steps_ahead, max_distance)
+    values = parameter.narrow(dim=1, start=max_distance - covered_back, length=covered_back + 1 + covered_ahead)
+    if covered_back < steps_back or covered_ahead < steps_ahead:
+        repeated_first = parameter[:, :1].expand(-1, steps_back - covered_back)
+        repeated_last = parameter[:, -1:].expand(-1, steps_ahead - covered_ahead)
+        values = torch.cat([repeated_first, values, repeated_last], dim=1)
     return values[None, :, None]
 
 
 def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
     """Returns the entries of a tensor for the positions ``start`` to ``start + count - 1``.
 
+    For example, a tensor with the entries a b c has the entries c a b c a for the positions 2 to 6.
+
     Args:
-        x: A tensor with l entries along dimension `dim`. Position p has entry ``p mod l``, so that the entries begin
-            again at the first one after the last.
+        x: A tensor with l entries along dimension `dim`. Position p has entry ``p mod l``, so that the first entry
+            follows the last one.
         dim: The dimension of the positions.
         start: The first position.
         count: The number of positions.
@@ -126,12 +127,13 @@ def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
     first_entry = start % length
     if first_entry + count <= length:
         return x.narrow(dim, first_entry, count)
-    # From the first entry to the end of the tensor, then the tensor from its beginning, as often as it takes.
-    slices = []
-    num_missing = count
-    while num_missing > 0:
-        slice_length = min(num_missing, length - first_entry)
-        slices.append(x.narrow(dim, first_entry, slice_length))
-        num_missing -= slice_length
-        first_entry = 0
+    # In the example, these are c, once a b c, and a.
+    num_before_end = length - first_entry
+    num_whole_tensors = (count - num_before_end) // length
+    num_last_entries = (count - num_before_end) % length
+    slices = [x.narrow(dim, first_entry, num_before_end)]
+    for _ in range(num_whole_tensors):
+        slices.append(x.narrow(dim, 0, length))
+    if num_last_entries > 0:
+        slices.append(x.narrow(dim, 0, num_last_entries))
     return torch.cat(slices, dim=dim)

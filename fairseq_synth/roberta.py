@@ -129,7 +129,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         settings = cls.read_config(cfg, task)
         args = cls.check_and_parse_encoder(settings)
         limit = cls.encoder_limit(args)
-        tokens_per_sample = task_flag(task, "tokens_per_sample") or 0
+        tokens_per_sample = task_flag(task, "tokens_per_sample") or 0  # 0 if the task has no such flag
         if not args.max_positions:
             # The model has as many positions as the longest row of the task has tokens.
             args.max_positions = task.max_positions() or tokens_per_sample

@@ -417,13 +417,13 @@ class Mixture(LayerSynthesizer):
             for function in functions:
                 logits.add_terms(function(inputs))
         else:
-            # (M, H) -> M tensors of (1, H, 1, 1), the four dimensions of a term
-            weight_of_each_function = weights.view(len(functions), 1, -1, 1, 1).unbind()
-            for function, weight in zip(functions, weight_of_each_function):
+            # (M, H) -> M tensors of (1, H, 1, 1), which fit the four dimensions of a term
+            weights_of_functions = weights.view(len(functions), 1, -1, 1, 1).unbind()
+            for function, weight in zip(functions, weights_of_functions):
                 logits.add_terms(function(inputs), weight)
         return [logits]
 
-    def fold_weights_(self, like: Tensor) -> Tensor | None:
+    def fold_weights_(self, like: Tensor) -> Tensor:
         """Multiplies the weights of the mixture into the parameters of its functions, and removes the weights.
 
         Generation then has less to compute. The weight of ``vanilla``, which has no parameters, and its scale
@@ -433,24 +433,24 @@ class Mixture(LayerSynthesizer):
             like: A tensor with the device and type of the result. (There may be no parameter that has them.)
 
         Returns:
-            the factor (H,) by which the attention has to multiply the queries of each head; None if no function reads
-            queries. The factor is 1 if nothing is changed, as in a second call.
+            The factor (H,) by which the attention has to multiply the queries of each head, if it has queries. It is 1
+            if nothing is changed, as in a second call.
         """
-        query_factor = like.new_ones(self.num_heads) if self.reads_query_key else None
         if not self._can_fold_weights():
-            return query_factor
-        if self.reads_query_key:
-            query_factor = self._take_factor_of_vanilla_(like)
+            return like.new_ones(self.num_heads)
+        query_factor = self._take_factor_of_vanilla_(like)
         self._scale_other_functions_()
-        # The buffer marks the state dict of a module that has changed, so that no training goes on with it. Without
-        # weights to fold and without a scale of `vanilla`, nothing has changed.
-        if self.reads_query_key or self.alpha is not None:
+        has_changed = self.reads_query_key or self.alpha is not None
+        if has_changed:
+            # This buffer marks the state dict, so that no training goes on with it.
             self.register_buffer("folded", like.new_ones([]))
         self.alpha = None
         return query_factor
 
     def _take_factor_of_vanilla_(self, like: Tensor) -> Tensor:
         """Returns the scale of ``vanilla`` times its weight in each head, (H,), and sets the scale in the module to 1.
+
+        The result is 1 if ``vanilla`` is not among the functions.
 
         Args:
             like: A tensor with the device and type of the result.

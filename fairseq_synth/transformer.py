@@ -47,11 +47,10 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         check_supported(settings)
         args = check_and_parse_flags(settings, cls.stacks)
         head_groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
-        length_limit = stack_limit(args, head_groups_of_all_layers)
+        limit = stack_limit(args, head_groups_of_all_layers)
         model = super().build_model(TransformerConfig.from_namespace(args), task)
-        announce_limit(task, length_limit)  # Only a model that could be built has a limit to announce.
-        if length_limit:
-            # With --truncate-source, the task cuts sources that are too long.
+        announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
+        if limit is not None:
             cut_sources(task, model.encoder.max_positions())
         return model
 
@@ -68,7 +67,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation in place, as fairseq's own method does.
 
-        It also sets `reads_targets` and `matches_sources`, on which `max_positions` depends.
+        It also sets `reads_targets` and `matches_sources`, because `max_positions` depends on these flags.
 
         Args:
             cfg: fairseq's whole config.
@@ -91,7 +90,8 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         longest_source, longest_target = super().max_positions()
         has_limited_decoder = self.decoder.max_length is not None
         if self.matches_sources and has_limited_decoder:
-            # A translation may be one token longer than the longest source of its batch.
+            # A translation may be one token longer than the longest source of its batch. So a source has to be at least
+            # one token shorter than the longest translation.
             longest_source = min(longest_source, self.decoder.max_positions() - 1)
         if not self.reads_targets:
             longest_target = math.inf
