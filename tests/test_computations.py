@@ -509,29 +509,40 @@ def restore_threads():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("spec", ["random", "dense+vanilla", "factorized_dense+random"])
-def test_three_threads_compute_the_same_bits_as_one(spec, causal, monkeypatch, restore_threads):
-    """And torch has its threads again afterwards."""
-    torch.manual_seed(1)
-    module = make_attention(spec, num_heads=6, embed_dim=18)
-    x, gradient = torch.randn(2, 9, len(LENGTHS), 18)
-    padding = padding_mask(LENGTHS)
-    monkeypatch.setattr("fairseq_synth.computations.tiled.TILE", 1)  # the same blocks for any number of threads
+@pytest.mark.parametrize("kinds_of_terms", [("bias",), ("product", "bias"), ("product", "outer product")], ids="+".join)
+def test_three_threads_compute_the_same_bits_as_one(kinds_of_terms, causal, monkeypatch, restore_threads):
+    """And torch has its threads again afterwards.
 
-    def run_with_threads(number):
+    The logits are given as tensors, without the layer that projects its input to them. The bits of this projection,
+    which torch computes as a whole, may depend on the number of threads.
+    """
+    monkeypatch.setattr(tiled, "TILE", 1)  # the same blocks for any number of threads
+    torch.manual_seed(1)
+    sentences, heads, length, width = len(LENGTHS), 6, max(LENGTHS), 3
+    query, key, value = torch.randn(3, sentences, heads, length, width).requires_grad_().unbind()
+    R = torch.randn(1, heads, length, length, requires_grad=True)
+    factors = torch.randn(sentences, heads, length, 6, requires_grad=True)  # 3 left and 3 right features
+    weights = torch.rand(2, heads, requires_grad=True)
+    terms = {"product": Product(query, key), "bias": Bias(R), "outer product": Outer(factors, left_size=3)}
+    logits = Logits()
+    for kind, weight in zip(kinds_of_terms, weights):
+        logits.add_terms([terms[kind]], weight.view(1, heads, 1, 1))
+    padding = padding_mask(LENGTHS)
+    attn_mask = causal_mask(value) if causal else None
+    gradient = torch.randn(length * sentences, heads * width)
+
+    def compute_with_threads(number):
         torch.set_num_threads(number)
-        results = run_attention(
-            module, x, gradient, monkeypatch, padding=padding, is_causal=causal, attend=tiled.compute
-        )
+        out = tiled.compute(logits, value, padding, attn_mask)
+        inputs = [query, key, value, R, factors, weights]
+        gradients = torch.autograd.grad(out, inputs, gradient, allow_unused=True, materialize_grads=True)
         assert torch.get_num_threads() == number
         with torch.inference_mode():
-            results["inference"], _ = module(x, key_padding_mask=padding)
-        return results
+            out_in_inference = tiled.compute(logits, value, padding, attn_mask)
+        return [out, *gradients, out_in_inference]
 
-    expected = run_with_threads(1)
-    results = run_with_threads(3)
-    for name in expected:
-        assert torch.equal(results[name], expected[name]), name
+    for expected, result in zip(compute_with_threads(1), compute_with_threads(3)):
+        assert torch.equal(result, expected)
 
 
 def test_an_error_in_a_thread_reaches_the_caller(restore_threads):
