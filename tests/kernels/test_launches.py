@@ -286,6 +286,35 @@ def test_sentences_that_are_too_long_or_have_too_many_summands_for_registers(len
     assert not make_layout(length=length, **sizes).is_short()
 
 
+def read_constants(launch):
+    """Returns the constants that the kernel of a launch is compiled for, and its options."""
+    constants = next(number for number in launch.numbers if type(number).__name__ == "Constants")
+    return launch.kernel.__name__, *[constant.value for constant in constants], *launch.options.values()
+
+
+@pytest.mark.parametrize("right_width", [0, 8, 17, 64])
+@pytest.mark.parametrize("summands", [{}, QUERIES, MATRIX, {**QUERIES, **MATRIX}])
+def test_calls_of_one_kind_have_the_same_kernels(summands, right_width):
+    """Only the first call of a kind is compared with the definition, which must be enough for all others."""
+    kernels_of_kinds = {}
+    for length in (1, 7, 16, 17, 32, 33, 64, 65, 130, 300, 1000):
+        sizes = {**summands, "matrix_columns": length} if "matrix_columns" in summands else summands
+        layout = make_layout(
+            length=length,
+            bsz=2,
+            num_heads=2,
+            dtypes=(torch.float16,),
+            right_width=right_width,
+            left_width=1000,
+            wanted=("packed",),
+            **sizes,
+        )
+        plan = launches.Plan(layout)
+        constants = [read_constants(launch) for launch in (plan.forward, *plan.backward)]
+        expected = kernels_of_kinds.setdefault(layout.kind(), constants)
+        assert constants == expected, length
+
+
 @pytest.mark.parametrize(
     "sizes, forward, backward",
     [

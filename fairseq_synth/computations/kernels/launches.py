@@ -99,12 +99,16 @@ class Layout(NamedTuple):
         # The kernels are compiled with or without a row c and a matrix R, and for any number of columns.
         has_row = self.row_columns > 0
         has_matrix = self.matrix_columns > 0
+        # They are compiled for the width of the wider factor of an outer product, which grows with the sentence.
+        width_of_factors_of_kind = 0
+        if self.right_width > 0:
+            width_of_factors_of_kind = power_of_2(width_of_factors(self))
         return self._replace(
             length=length_of_kind,
             row_columns=int(has_row),
             matrix_columns=int(has_matrix),
             bsz=0,
-            left_width=0,
+            left_width=width_of_factors_of_kind,
             shared_key_rows=0,
             matrix_rows=0,
             dropout=0.0,
