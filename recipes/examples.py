@@ -15,7 +15,7 @@ from .catalog import SPLITS, Corpus
 from .languages import one_line
 from .pairs import FilePair, read_pairs
 from .steps import UserError
-from .text import at_hand, lines
+from .text import lines, plain_or_compressed
 
 SEED = 1  # decides the order of examples with labels, and which examples are held out
 HISTORY = 5  # the default number of utterances of a dialogue before the reply that is to be written
@@ -446,8 +446,8 @@ def second_file(corpus: Corpus, path: Path) -> Path | None:
         return None
     name = path.name.removesuffix(".gz")
     target_name = name.replace(".source", ".target").replace(".data", ".gold")
-    # `at_hand` also finds the file if it is compressed. One of the two files may be, and the other one not.
-    return at_hand(path.with_name(target_name))
+    # `plain_or_compressed` also finds the file if it is compressed. One of the two files may be, and the other one not.
+    return plain_or_compressed(path.with_name(target_name))
 
 
 def read_two_files(corpus: Corpus, path: Path) -> Rows:

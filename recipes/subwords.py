@@ -367,7 +367,7 @@ def cut(pieces: Sequence[str], max_length: int | None, keep_end: bool) -> Sequen
 # ---- lines that are translated
 
 
-def line_preparer(data: Path, settings: Mapping[str, Any], language: str) -> Callable[[str], str]:
+def make_line_preparer(data: Path, settings: Mapping[str, Any], language: str) -> Callable[[str], str]:
     """Returns a function that splits a line of text into subwords, as prepare.sh has split the source sentences.
 
     The function takes a line of text, and returns its subwords with spaces between them.
