@@ -42,7 +42,7 @@ def make_scorer(task, data, recipe="multi30k_cpu", **settings):
 
 def make_run(folder, data, recipe="multi30k_cpu", flags=()):
     """Makes the folder of a run on data, without a model, and returns it."""
-    settings = {"data": data, "data_digest": train.digest_of(data), "arch": "a", "seed": 1, "flags": flags}
+    settings = {"data": data, "data_digest": train.digest_of_data(data), "arch": "a", "seed": 1, "flags": flags}
     steps.dump(folder / "run.json", {**settings, "recipe": vars(RECIPES[recipe])})
     return folder
 
@@ -485,7 +485,7 @@ def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus, tmp_
 def test_a_lone_beginning_of_a_word_stays_at_a_cut(prepared_corpus):
     """fairseq would not find it anew in the text that is cut there."""
     data = prepared_corpus("pieces")
-    split = subwords.piece_splitter(data / "pieces.model")
+    split = subwords.make_piece_splitter(data / "pieces.model")
     word_beginning = "\u2581"
     for line in text.lines(data / "text" / "train.en"):
         pieces = split(line)

@@ -277,10 +277,12 @@ def test_a_text_is_that_of_its_corpus(tmp_path):
     write(tmp_path / "a.txt", ["an other text"])
     write(tmp_path / "b.txt.gz", ["", ""])
     said = r"a.txt: is not the text of this corpus \(by its SHA-256\)"
-    assert_refused(lambda _: text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
-    assert_refused(lambda _: text.take("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text")
+    assert_refused(lambda _: text.copy_lines("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
+    assert_refused(
+        lambda _: text.copy_lines("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text"
+    )
     assert not (tmp_path / "out").exists()
-    text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
+    text.copy_lines("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
     assert (tmp_path / "out").read_text() == "an other text\n"
 
 
@@ -307,7 +309,7 @@ def test_the_real_corpora(real_text, tmp_path, corpus, folder, counts):
     """Every row is read. Other texts have their checksums."""
     if CORPORA[corpus].kind == "text":
         for split, paths in text.find_corpus_files(CORPORA[corpus], tmp_path, real_text(folder)).items():
-            text.take(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
+            text.copy_lines(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
         assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == counts
     else:
         found = read(corpus, real_text(folder), limit=20000)
