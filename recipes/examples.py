@@ -399,7 +399,7 @@ def read_cells(corpus: Corpus, path: Path) -> Iterator[NumberedCells]:
     csv.field_size_limit(1 << 30)  # characters in a cell; Python's default is too small for long articles
     text = io.StringIO(read_whole(path), newline="")
     if has_tabs(corpus, path):
-        reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)  # quotation marks belong to the text
     else:
         reader = csv.reader(text, strict=True)
     try:
@@ -448,9 +448,8 @@ def second_file(corpus: Corpus, path: Path) -> Path | None:
     X.source has its targets in X.target. In the corpus WiC, X.data.txt has its labels in X.gold.txt. The files may be
     compressed (.gz).
     """
-    has_two_files = choose_reader(corpus, path) is read_two_files
-    if not has_two_files:
-        return None
+    if choose_reader(corpus, path) is not read_two_files:
+        return None  # the file has sources and targets
     name = path.name.removesuffix(".gz")
     target_name = name.replace(".source", ".target").replace(".data", ".gold")
     # `plain_or_compressed` also finds the file if it is compressed. One of the two files may be, and the other one not.
@@ -600,14 +599,15 @@ def read_record(corpus: Corpus, path: Path) -> Rows:
     """
     for number, row in read_objects(corpus, path):
         text = row["passage"]["text"]
-        # "end" is the index of the last character of the name
-        entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
+        # In this corpus, "end" is the index of the last character of a name, and not of the character after it.
+        names = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
+        different_names = list(dict.fromkeys(names))
         passage = join_highlights(text)
         for query in row["qas"]:
             answers = [answer["text"] for answer in query["answers"]]
             columns = {
                 "group": number,
-                "entities": ", ".join(dict.fromkeys(entities)),  # without repetitions
+                "entities": ", ".join(different_names),
                 "passage": passage,
                 "query": query["query"],
                 "answer": answers[0],

@@ -241,7 +241,10 @@ def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], split
     show_step(f"{' and '.join(splits)} of {folder}: drawn from the training text")
     if dry_run():
         return frozenset()
-    if not all((folder / f"{split}.{side}").exists() for split in splits for side in sides):
+    outputs: list[Path] = []
+    for split in splits:
+        outputs += [folder / f"{split}.{side}" for side in sides]
+    if not all(path.exists() for path in outputs):
         drawn = draw_pairs(files, splits, text_name=prefixes[0])
         write_pairs_of_splits(drawn, folder, sides)
     sources: set[str] = set()
