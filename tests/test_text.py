@@ -230,12 +230,11 @@ def test_folders_of_several_corpora(tmp_path):
     mine = tmp_path / "mine"
     for name in ("CoLA/dev.tsv", "SST-2/dev.tsv", "mine/out/raw/dev.tsv", "mine/out/raw/dev.tsv.gz"):
         write(tmp_path / name, ["x"])
-    assert_refused(
-        lambda _: text.find(tmp_path, "**/dev.tsv"), part="has dev.tsv in CoLA, SST-2; name one of these folders"
-    )
-    assert text.find(mine, "**/dev.tsv") == [mine / "out" / "raw" / "dev.tsv"]
+    said = "has dev.tsv in CoLA, SST-2; name one of these folders"
+    assert_refused(lambda _: text.find_first_match(tmp_path, "**/dev.tsv"), part=said)
+    assert text.find_first_match(mine, "**/dev.tsv") == [mine / "out" / "raw" / "dev.tsv"]
     write(mine / "cnn" / "dev.tsv.gz", ["x"])
-    assert text.find(mine, "no.tsv **/dev.tsv") == [mine / "cnn" / "dev.tsv.gz"]
+    assert text.find_first_match(mine, "no.tsv **/dev.tsv") == [mine / "cnn" / "dev.tsv.gz"]
 
 
 def test_a_download(tmp_path, monkeypatch):
