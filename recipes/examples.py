@@ -181,7 +181,7 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
     number_left_out = 0
     for number, row in read_rows(corpus, path):
         where = f"{path}: line {number}"
-        with errors_name_the_row(corpus, where, row):
+        with clear_error_if_row_is_wrong(corpus, where, row):
             example = make_example(corpus, where, row, history, default_group)
         if example.source and example.target:
             yield example
@@ -203,8 +203,9 @@ def read_rows(corpus: Corpus, path: Path) -> Rows:
     rows = read(corpus, path)
     where = str(path)
     while True:
-        # `next` reads a row. If that fails, the row is not known yet, but the row before it is.
-        with errors_name_the_row(corpus, where, row={}):
+        # Only `next`, which reads a row, is inside of the with statement, and not what the caller does with the row. If
+        # `next` fails, the row is not known yet. So the error names the row before it.
+        with clear_error_if_row_is_wrong(corpus, where, row={}):
             numbered_row = next(rows, None)
         if numbered_row is None:
             return
@@ -213,8 +214,10 @@ def read_rows(corpus: Corpus, path: Path) -> Rows:
 
 
 @contextlib.contextmanager
-def errors_name_the_row(corpus: Corpus, where: str, row: Row) -> Iterator[None]:
+def clear_error_if_row_is_wrong(corpus: Corpus, where: str, row: Row) -> Iterator[None]:
     """Raises a UserError that names a row and its columns if the block of this context manager cannot read the row.
+
+    The block fails if it takes a row apart that has other columns or values than the corpus should have.
 
     Args:
         corpus: the corpus that the row should belong to.
@@ -223,7 +226,6 @@ def errors_name_the_row(corpus: Corpus, where: str, row: Row) -> Iterator[None]:
     """
     try:
         yield
-    # the errors of code that takes a row apart if the row has other columns or values than expected
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         columns = ", ".join(row) or "another form"
         problem = f"{type(error).__name__} {error}; it has {columns[:99]}"
@@ -318,8 +320,9 @@ def remove_markup(text: str) -> str:
     ``#36;`` instead of ``&#36;``.
     """
     text = text.replace("\\", " ")
-    text = re.sub(r"(?<![&\w])#(\d+);", r"&#\1;", text)
-    text = re.sub(r"</?[a-zA-Z][^<>]*>", " ", html.unescape(text))
+    text = re.sub(r"(?<![&\w])#(\d+);", r"&#\1;", text)  # the lost ampersands
+    text = html.unescape(text)  # for example, &#36; becomes $
+    text = re.sub(r"</?[a-zA-Z][^<>]*>", " ", text)  # the tags
     return one_line(text.lower())
 
 
