@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from fairseq_synth import register  # noqa: E402
 from fairseq_synth.computations import kernels  # noqa: E402
 from pages.markdown import markdown_table  # noqa: E402
-from recipes.provenance import here  # noqa: E402
+from recipes.provenance import describe_environment  # noqa: E402
 
 register()
 STOCK = "stock"  # the name of fairseq's own Transformer in all benchmarks
@@ -144,7 +144,7 @@ def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args:
         rows: {name of a variant: {heading of a column: value}}.
         args: the command line's flags.
     """
-    origin = here(gpus=1 if args.device == "cuda" else 0)
+    origin = describe_environment(gpus=1 if args.device == "cuda" else 0)
     versions = ", ".join(f"{program} {version}" for program, version in origin["versions"].items())
     print(f"\n{title}; {unit}; {origin['hardware']}; {versions}\n")
     print(format_table(rows), end="")

@@ -109,7 +109,7 @@ def make_record(baseline: Cell, comparisons: dict[str, Comparison]) -> dict[str,
     """
     column = baseline.column
     recipe = RECIPES[column.recipe]
-    origin = provenance.here(gpus=count_gpus(recipe), threads=recipe.threads or 0)
+    origin = provenance.describe_environment(gpus=count_gpus(recipe), threads=recipe.threads or 0)
     return {
         "benchmark": f"updates a second on {column.heading}, in turns in one process",
         "unit": f"over {baseline_name(baseline.table)}'s",
@@ -146,7 +146,7 @@ def training_flags(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]
     """
     run = cell.run(out)
     machine = train.Machine(gpus=count_gpus(run.recipe)).for_recipe(run.recipe)
-    command = train.command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
+    command = train.training_command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
     # The words before the folder of binarised data start the program: fairseq-train, or torchrun with its own flags.
     first_argument = str(run.data / "bin")
     return command[command.index(first_argument) :]

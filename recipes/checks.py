@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .languages import MOSES, undone
+from .languages import MOSES, join_subwords
 from .metrics import bleu
 from .text import lines
 
@@ -34,8 +34,11 @@ def check_merges(out: Path, merges: int, sides: Sequence[str]) -> None:
     note_missing_merges(out / "codes", merges)
     dictionary = sorted((out / "bin").glob("dict*.txt"))[0]  # both sides have the same dictionary
     counts = read_dictionary(dictionary)
-    files = [out / "sub" / f"{split}.{side}" for split in ("valid", "test") for side in sides]
-    warn_of_unknown_subwords(share_of_unknown(counts, files), merges, training_subwords=sum(counts.values()))
+    files: list[Path] = []
+    for split in ("valid", "test"):
+        files += [out / "sub" / f"{split}.{side}" for side in sides]
+    share = share_of_unknown(counts, files)
+    warn_of_unknown_subwords(share, merges, training_subwords=sum(counts.values()))
 
 
 def note_missing_merges(codes: Path, merges: int) -> None:
@@ -54,8 +57,7 @@ def warn_of_unknown_subwords(share: float, merges: int, training_subwords: int) 
         training_subwords: the number of subwords in the training text.
     """
     suitable_merges = training_subwords // SUBWORDS_PER_MERGE
-    suitable_hundreds = max(suitable_merges // 100, 1)
-    proposed_merges = 100 * suitable_hundreds  # a round number
+    proposed_merges = max(suitable_merges // 100, 1) * 100  # rounded down to hundreds
     if share > MOST_UNKNOWN and proposed_merges < merges:
         cause = f"--merges {merges} is too large for so little training text"
         fix = f"try --merges {proposed_merges} in another folder"
@@ -81,19 +83,20 @@ def share_of_unknown(counts: Mapping[str, int], files: Iterable[Path]) -> float:
         files: text in subwords, with "@@" at the end of each subword inside a word. They are not empty.
     """
     known_characters = set("".join(counts))
-    total = 0
-    unknown = 0
+    number_of_subwords = 0
+    number_unknown = 0
     for file in files:
         for line in lines(file):
-            for subword in line.split():
-                total += 1
-                has_known_characters = known_characters.issuperset(subword.removesuffix("@@"))
-                if subword not in counts and has_known_characters:
-                    unknown += 1
-    return unknown / total
+            subwords = line.split()
+            number_of_subwords += len(subwords)
+            for subword in subwords:
+                characters = subword.removesuffix("@@")
+                if subword not in counts and known_characters.issuperset(characters):
+                    number_unknown += 1
+    return number_unknown / number_of_subwords
 
 
-def find_longest(out: Path, splits: Sequence[str], sides: Sequence[str]) -> int:
+def find_longest_sentence(out: Path, splits: Sequence[str], sides: Sequence[str]) -> int:
     """Returns the length of the longest sentence of prepared data, in subwords, including the end-of-sentence symbol.
 
     Prints a warning if a validation or test set has a sentence that is longer than fairseq allows.
@@ -107,10 +110,10 @@ def find_longest(out: Path, splits: Sequence[str], sides: Sequence[str]) -> int:
     for split in splits:
         for side in sides:
             file = out / "sub" / f"{split}.{side}"
-            lengths = [len(line.split(" ")) + 1 for line in lines(file)]
+            lengths = [len(line.split(" ")) + 1 for line in lines(file)]  # 1 is the end-of-sentence symbol
             longest_of_file = max(lengths)
             longest = max(longest, longest_of_file)
-            # In a validation or test set, such a line is an error for fairseq. In a training set, it is left out.
+            # fairseq leaves such a line out of the training set. In a validation or test set, it is an error.
             if split != "train" and longest_of_file > MOST_POSITIONS:
                 line_number = lengths.index(longest_of_file) + 1
                 warn_of_long_line(file, line_number, length=longest_of_file, is_valid=split == "valid")
@@ -150,9 +153,7 @@ class PreparedSide(NamedTuple):
     language: str  # the ending of the side's files, which is "source" or "target" if the text is not parallel text
     is_target: bool
     subwords: str  # the kind of subwords, "bpe" or "sentencepiece"
-    max_length: (
-        int | None
-    )  # the number of subwords, including the end of sentence, that lines are cut to; None: not cut
+    max_length: int | None  # lines are cut to so many subwords, including the end of sentence; None: they are not cut
     lowercase: bool  # whether the data are in lower case
 
 
@@ -188,9 +189,10 @@ class Comparison(NamedTuple):
 
 
 def check_round_trip(side: PreparedSide) -> RoundTrip | None:
-    """Turns the subwords of a side of the test set into text again, and compares it with the text before.
+    """Compares a side of the test set before and after the round trip, and prints how many lines are the same.
 
-    Prints how many lines are the same, and how to keep more of them.
+    The line before the round trip is in the folder text of the prepared data. The line after it is the text that its
+    subwords are joined to. If many lines are different, prints how to keep more of them.
 
     Returns:
         what was measured; None if no line can be compared because all lines were cut to a maximum length.
@@ -203,8 +205,8 @@ def check_round_trip(side: PreparedSide) -> RoundTrip | None:
 
 
 def compare_test_set(side: PreparedSide) -> Comparison:
-    """Returns the comparison of a side of the test set with the text that comes back from its subwords."""
-    all_lines = undo_test_set(side)
+    """Returns which lines of a side of the test set the round trip has changed, and their BLEU."""
+    all_lines = read_test_set(side)
     compared = [line for line in all_lines if not may_be_cut(line, side.max_length)]
     changed = [line for line in compared if line.before != line.after]
     number_cut = len(all_lines) - len(compared)
@@ -218,33 +220,33 @@ def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
     Prints a warning if so much is different that it has an influence on the scores of translations.
     """
     name = "round trip" if side.is_target else f"round trip of {side.language}"
-    compared_lines = comparison.compared
-    changed_lines = comparison.changed
-    number_cut = comparison.number_cut
-    if not compared_lines:
-        print(f"{name}: nothing is left of it, as all {number_cut:,} lines are cut to {side.max_length} subwords")
+    cut_lines = f"{comparison.number_cut:,}"
+    limit = f"are cut to {side.max_length} subwords"
+    if not comparison.compared:
+        print(f"{name}: nothing is left of it, as all {cut_lines} lines {limit}")
         return
-    score = comparison.bleu
-    total = len(compared_lines)
-    cut_lines = f"; {number_cut:,} more are cut to {side.max_length} subwords" if number_cut else ""
-    print(f"{name}: BLEU {score:.2f}, {comparison.number_same:,} of {total:,} lines{cut_lines}")
-    if changed_lines:
-        print_difference(changed_lines[0])
-    if score < LEAST_BLEU:
-        limit = f"no translation can have more than BLEU {score:.2f}: " if side.is_target else ""
-        print(f"warning: {limit}{explain_changes(side, changed_lines)}")
+    same_lines = f"{comparison.number_same:,} of {len(comparison.compared):,} lines"
+    note = f"; {cut_lines} more {limit}" if comparison.number_cut else ""
+    print(f"{name}: BLEU {comparison.bleu:.2f}, {same_lines}{note}")
+    if comparison.changed:
+        print_difference(comparison.changed[0])
+    if comparison.bleu < LEAST_BLEU:
+        explanation = explain_changes(side, comparison.changed)
+        if side.is_target:
+            explanation = f"no translation can have more than BLEU {comparison.bleu:.2f}: {explanation}"
+        print(f"warning: {explanation}")
 
 
-def undo_test_set(side: PreparedSide) -> list[Line]:
-    """Returns all lines of a side of the test set, as they were and as they come back from their subwords."""
+def read_test_set(side: PreparedSide) -> list[Line]:
+    """Returns all lines of a side of the test set, each before and after the round trip."""
     texts = lines(side.folder / "text" / f"test.{side.language}")
     texts_in_subwords = lines(side.folder / "sub" / f"test.{side.language}")
-    undone_lines: list[Line] = []
-    for number, (before, in_subwords) in enumerate(zip(texts, texts_in_subwords), start=1):
-        after = undone(in_subwords, side.subwords, side.language)
-        length = len(in_subwords.split(" ")) + 1
-        undone_lines.append(Line(number, before, after, length))
-    return undone_lines
+    test_lines: list[Line] = []
+    for number, (text, text_in_subwords) in enumerate(zip(texts, texts_in_subwords), start=1):
+        text_again = join_subwords(text_in_subwords, side.subwords, side.language)
+        length = len(text_in_subwords.split(" ")) + 1  # 1 is the end-of-sentence symbol
+        test_lines.append(Line(number, before=text, after=text_again, length=length))
+    return test_lines
 
 
 def may_be_cut(line: Line, max_length: int | None) -> bool:
@@ -290,13 +292,12 @@ def explain_changes(side: PreparedSide, changed: Sequence[Line]) -> str:
     fix = "--subwords sentencepiece gives all back"
     if side.language not in MOSES:
         return f"Moses' tokeniser does not know {side.language}; {fix}"
-    causes = [find_changed_sign(line) for line in changed]
-    counts = Counter(cause for cause in causes if cause)
-    most_frequent = [cause for cause, _ in counts.most_common(5)]
     explanation = "Moses' tokeniser makes quotes and dashes plain, sets slashes apart"
-    if most_frequent:
-        signs = " ".join(most_frequent)
-        explanation += f"; here it changes text at {signs}"
+    changed_signs = [find_changed_sign(line) for line in changed]
+    counts = Counter(sign for sign in changed_signs if sign)
+    if counts:
+        most_frequent = [sign for sign, _ in counts.most_common(5)]
+        explanation += f"; here it changes text at {' '.join(most_frequent)}"
     return f"{explanation}; {fix}"
 
 

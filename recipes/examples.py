@@ -15,7 +15,7 @@ from .catalog import SPLITS, Corpus
 from .languages import one_line
 from .pairs import FilePair, read_pairs
 from .steps import UserError
-from .text import at_hand, lines
+from .text import lines, plain_or_compressed
 
 SEED = 1  # decides the order of examples with labels, and which examples are held out
 HISTORY = 5  # the default number of utterances of a dialogue before the reply that is to be written
@@ -79,8 +79,8 @@ def read_examples(
         examples = divide_test_set(examples["test"])
     if not examples["valid"]:
         division = split_off(examples["train"], share=0.1)
-        examples["valid"] = division.drawn
         examples["train"] = division.kept
+        examples["valid"] = division.drawn
     for split in SPLITS:
         if not examples[split]:
             raise UserError(f"{corpus.name}: has too few examples; none is left for the {split} set")
@@ -102,7 +102,7 @@ def draw_labelled_examples(examples: Examples, limit: int | None) -> Examples:
     if examples["valid"]:
         return {**examples, "train": drawn}
     number_valid = len(drawn) // 10
-    return {**examples, "train": drawn[number_valid:], "valid": drawn[:number_valid]}
+    return {**examples, "valid": drawn[:number_valid], "train": drawn[number_valid:]}
 
 
 def refuse_unknown_labels(corpus: Corpus, examples: Examples) -> None:
@@ -140,8 +140,10 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
     Examples with the same paragraph or group stay together, so that no text is in two sets. The same examples are drawn
     each time. Both lists keep the order of the examples.
     """
-    # The group of each example. An example without a paragraph and a group is a group of its own, named by its index.
-    groups = [example.paragraph or example.group or str(index) for index, example in enumerate(examples)]
+    groups: list[str] = []  # the group of each example
+    for index, example in enumerate(examples):
+        # An example without a paragraph and a group is a group of its own, which is named by its index.
+        groups.append(example.paragraph or example.group or str(index))
     different_groups = list(dict.fromkeys(groups))  # in the order of the examples, so that the draw is always the same
     number_drawn = max(1, round(len(different_groups) * share))
     drawn_groups = set(random.Random(SEED).sample(different_groups, number_drawn))
@@ -172,23 +174,24 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
     Raises:
         UserError: an example is empty, or does not have the form that the corpus should have.
     """
-    may_leave_out = split == "train" and corpus.kind != "labels"  # if it has no labels, an example is a pair of texts
-    left_out = 0
+    has_pairs_of_texts = corpus.kind != "labels"
+    may_leave_out = split == "train" and has_pairs_of_texts
+    # MNLI has two test files with separate scores. So in a test set, the name of the file is the group by default.
+    default_group = path.stem if split == "test" else ""
+    number_left_out = 0
     for number, row in read_rows(corpus, path):
         where = f"{path}: line {number}"
-        # in a test set, the name of the file is the group: MNLI has two test files with separate scores
-        default_group = path.stem if split == "test" else ""
-        with errors_name_the_row(corpus, where, row):
+        with clear_error_if_row_is_wrong(corpus, where, row):
             example = make_example(corpus, where, row, history, default_group)
         if example.source and example.target:
             yield example
         elif may_leave_out:
-            left_out += 1
+            number_left_out += 1
         else:
             empty_side = "target" if example.source else "text"
             raise UserError(f"{where} has an empty {empty_side}; remove it")
-    if left_out:
-        print(f"{path}: {left_out} example(s) with an empty side are left out")
+    if number_left_out:
+        print(f"{path}: {number_left_out} example(s) with an empty side are left out")
 
 
 def read_rows(corpus: Corpus, path: Path) -> Rows:
@@ -196,10 +199,13 @@ def read_rows(corpus: Corpus, path: Path) -> Rows:
 
     Raises UserError, which names the place, if the file does not have the form that the corpus should have.
     """
-    rows = choose_reader(corpus, path)(corpus, path)
+    read = choose_reader(corpus, path)
+    rows = read(corpus, path)
     where = str(path)
     while True:
-        with errors_name_the_row(corpus, where, row={}):  # the row is not known before it is read
+        # Only `next`, which reads a row, is inside of the with statement, and not what the caller does with the row. If
+        # `next` fails, the row is not known yet. So the error names the row before it.
+        with clear_error_if_row_is_wrong(corpus, where, row={}):
             numbered_row = next(rows, None)
         if numbered_row is None:
             return
@@ -208,8 +214,10 @@ def read_rows(corpus: Corpus, path: Path) -> Rows:
 
 
 @contextlib.contextmanager
-def errors_name_the_row(corpus: Corpus, where: str, row: Row) -> Iterator[None]:
-    """Turns errors of a row in another form than expected into a UserError that names the row and its columns.
+def clear_error_if_row_is_wrong(corpus: Corpus, where: str, row: Row) -> Iterator[None]:
+    """Raises a UserError that names a row and its columns if the block of this context manager cannot read the row.
+
+    The block fails if it takes a row apart that has other columns or values than the corpus should have.
 
     Args:
         corpus: the corpus that the row should belong to.
@@ -219,8 +227,8 @@ def errors_name_the_row(corpus: Corpus, where: str, row: Row) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, TypeError, IndexError) as error:
-        columns = ", ".join(row)[:99] or "another form"
-        problem = f"{type(error).__name__} {error}; it has {columns}"
+        columns = ", ".join(row) or "another form"
+        problem = f"{type(error).__name__} {error}; it has {columns[:99]}"
         raise UserError(f"{where}: no row of {corpus.name}: {problem}") from None
 
 
@@ -268,14 +276,14 @@ def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> R
         number_of_turns = HISTORY if history is None else history
         last_turns = columns["turns"][-number_of_turns:]
         columns["history"] = " | ".join([*columns["persona"], *last_turns])
-    # A corpus of pairs of texts has labels, too, if a label is written out as the target text (GLUE for T5).
+    # In GLUE for T5, the examples are pairs of texts, and the target text is the label, written out.
     has_labels = corpus.kind == "labels" or bool(corpus.labels)
     if has_labels:
         columns["label"] = read_label(corpus, where, str(columns["label"]).strip())
-    if corpus.number and corpus.number in columns:
+    if corpus.number and corpus.number in columns:  # the column with numbers, if the corpus has one
         number = columns[corpus.number]
-        columns["answers"] = [str(number)]  # scores are computed with the exact number
         columns[corpus.number] = round_number(where, number)
+        columns["answers"] = [str(number)]  # scores are computed with the exact number
     return columns
 
 
@@ -312,8 +320,9 @@ def remove_markup(text: str) -> str:
     ``#36;`` instead of ``&#36;``.
     """
     text = text.replace("\\", " ")
-    text = re.sub(r"(?<![&\w])#(\d+);", r"&#\1;", text)
-    text = re.sub(r"</?[a-zA-Z][^<>]*>", " ", html.unescape(text))
+    text = re.sub(r"(?<![&\w])#(\d+);", r"&#\1;", text)  # the lost ampersands
+    text = html.unescape(text)  # for example, &#36; becomes $
+    text = re.sub(r"</?[a-zA-Z][^<>]*>", " ", text)  # the tags
     return one_line(text.lower())
 
 
@@ -332,18 +341,19 @@ def read_table(corpus: Corpus, path: Path) -> Rows:
         return
     columns: Sequence[str] = corpus.columns
     number_of_broken_rows = 0
-    for row_index, (number, cells) in enumerate(read_cells(corpus, path)):
-        if row_index == 0 and is_heading(corpus, cells):
+    is_first_row = True
+    for line_number, cells in read_cells(corpus, path):
+        if is_first_row and is_heading(corpus, cells):
             columns = choose_columns(corpus, heading=cells)
-            continue
-        if len(cells) >= len(columns):
-            yield NumberedRow(number, name_cells(corpus, columns, cells))
+        elif len(cells) >= len(columns):
+            yield NumberedRow(line_number, name_cells(corpus, columns, cells))
         elif corpus.broken_rows:
             number_of_broken_rows += 1
         else:
             delimiter = "tabs" if has_tabs(corpus, path) else "commas"
             expected = f"{len(columns)} ({', '.join(columns)}), divided by {delimiter}"
-            raise UserError(f"{path}: line {number} has {len(cells)} column(s), not {expected}")
+            raise UserError(f"{path}: line {line_number} has {len(cells)} column(s), not {expected}")
+        is_first_row = False
     if number_of_broken_rows:
         print(f"{path}: {number_of_broken_rows} row(s) with fewer than {len(columns)} columns are left out")
 
@@ -392,7 +402,7 @@ def read_cells(corpus: Corpus, path: Path) -> Iterator[NumberedCells]:
     csv.field_size_limit(1 << 30)  # characters in a cell; Python's default is too small for long articles
     text = io.StringIO(read_whole(path), newline="")
     if has_tabs(corpus, path):
-        reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
+        reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)  # quotation marks belong to the text
     else:
         reader = csv.reader(text, strict=True)
     try:
@@ -441,13 +451,12 @@ def second_file(corpus: Corpus, path: Path) -> Path | None:
     X.source has its targets in X.target. In the corpus WiC, X.data.txt has its labels in X.gold.txt. The files may be
     compressed (.gz).
     """
-    has_two_files = choose_reader(corpus, path) is read_two_files
-    if not has_two_files:
-        return None
+    if choose_reader(corpus, path) is not read_two_files:
+        return None  # the file has sources and targets
     name = path.name.removesuffix(".gz")
     target_name = name.replace(".source", ".target").replace(".data", ".gold")
-    # `at_hand` also finds the file if it is compressed. One of the two files may be, and the other one not.
-    return at_hand(path.with_name(target_name))
+    # `plain_or_compressed` also finds the file if it is compressed. One of the two files may be, and the other one not.
+    return plain_or_compressed(path.with_name(target_name))
 
 
 def read_two_files(corpus: Corpus, path: Path) -> Rows:
@@ -507,7 +516,7 @@ def find_words(where: str, text: str, words: str, words_before: int) -> Span:
         words_before: how many words of the text should be before the span.
     """
     pattern = r"\s+".join(re.escape(word) for word in words.split())
-    whole_words = rf"(?<!\w){pattern}(?!\w)"
+    whole_words = rf"(?<!\w){pattern}(?!\w)"  # without a letter directly before or after them
     spans = [Span(match.start(), match.end()) for match in re.finditer(whole_words, text, re.IGNORECASE)]
     if not spans:
         raise UserError(f'{where}: the text has no "{words}"; remove it')
@@ -517,14 +526,6 @@ def find_words(where: str, text: str, words: str, words_before: int) -> Span:
         return abs(len(text[: span.start].split()) - words_before)
 
     return min(spans, key=distance)
-
-
-class Insertion(NamedTuple):
-    """A text that is inserted into another text. Insertions are sorted by their place, and then by their order."""
-
-    place: int  # the index of the character before which the text is inserted
-    order: int  # if there are several insertions at one place, the one with the smallest number comes first
-    text: str
 
 
 def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
@@ -537,21 +538,23 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
         text: the text.
         spans: {mark: the span that it is put around}.
     """
-    insertions: list[Insertion] = []
-    for mark, span in spans.items():
-        # Two spans that begin at the same place: the mark with the smallest order comes first. This has to be the mark
-        # of the longer span. The longer span has the larger end, and so the smaller -end.
-        insertions.append(Insertion(span.start, order=-span.end, text=f"{mark} "))
-        # Two spans that end at the same place: the mark of the shorter span has to come first. The shorter span has the
-        # larger start, and so the smaller -start.
-        insertions.append(Insertion(span.end, order=-span.start, text=f" {mark}"))
-    # The last insertion comes first, because it does not move the places of the insertions that remain.
-    marked_text = text
-    for insertion in sorted(insertions, reverse=True):
-        before = marked_text[: insertion.place]
-        after = marked_text[insertion.place :]
-        marked_text = before + insertion.text + after
-    return marked_text
+
+    def length(mark: str) -> int:
+        """Returns the length of the span with a mark."""
+        return spans[mark].end - spans[mark].start
+
+    shorter_first = sorted(spans, key=length)
+    longer_first = sorted(spans, key=length, reverse=True)
+    marked_text = ""
+    for place, character in enumerate(f"{text} "):  # the space stands for the end of the text, where a span may end
+        for mark in shorter_first:
+            if spans[mark].end == place:
+                marked_text += f" {mark}"
+        for mark in longer_first:
+            if spans[mark].start == place:
+                marked_text += f"{mark} "
+        marked_text += character
+    return marked_text[:-1]
 
 
 def read_multirc(corpus: Corpus, path: Path) -> Rows:
@@ -599,14 +602,15 @@ def read_record(corpus: Corpus, path: Path) -> Rows:
     """
     for number, row in read_objects(corpus, path):
         text = row["passage"]["text"]
-        # "end" is the index of the last character of the name
-        entities = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
+        # In this corpus, "end" is the index of the last character of a name, and not of the character after it.
+        names = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
+        different_names = list(dict.fromkeys(names))
         passage = join_highlights(text)
         for query in row["qas"]:
             answers = [answer["text"] for answer in query["answers"]]
             columns = {
                 "group": number,
-                "entities": ", ".join(dict.fromkeys(entities)),  # without repetitions
+                "entities": ", ".join(different_names),
                 "passage": passage,
                 "query": query["query"],
                 "answer": answers[0],

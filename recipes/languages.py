@@ -52,7 +52,7 @@ SCRIPT_CODES = {
 LONGEST_WORDS = 25  # letters per word; no language has longer words on average. Such text has no spaces between words.
 
 
-def base(language: str) -> str:
+def base_code(language: str) -> str:
     """Returns the code of a language without script and country, such as "zh" for zh_CN, zh-Hans and zho_Hant."""
     code = re.split("[-_]", language.lower())[0]
     return CODES.get(code, code)
@@ -83,11 +83,13 @@ BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85\u2028\u2029\u2581"
 def replacements() -> dict[str, str]:
     """Returns {character: its replacement} for all characters that are replaced or removed when text is prepared.
 
-    The later assignments have precedence over the earlier ones.
+    Some characters are in several of the groups below. The last group decides.
     """
-    table = {chr(code): "" for code in (*CONTROLS, *NO_WIDTH, *DIRECTIONS, *INVISIBLE)}
-    # Punctuation of Windows-1252 that a program has read as Latin 1. "ignore" removes the five of these characters that
-    # Windows-1252 does not define.
+    table: dict[str, str] = {}
+    for code in (*CONTROLS, *NO_WIDTH, *DIRECTIONS, *INVISIBLE):
+        table[chr(code)] = ""
+    # These control characters are often punctuation marks of Windows-1252 that a program has read as Latin 1. "ignore"
+    # removes the five of them that Windows-1252 does not define.
     for code in range(0x80, 0xA0):
         table[chr(code)] = bytes([code]).decode("cp1252", "ignore")
     for code in SPACES:
@@ -146,7 +148,7 @@ def lower(text: str, language: str) -> str:
     """Returns a text in lower case, by the rules of its language. The text has to be in Unicode's normal form NFC."""
     if "I" in text and has_dotless_i(text, language):
         text = text.replace("I", "ı")
-    if base(language) == "lt":  # in Lithuanian, i and j keep their dot under an accent
+    if base_code(language) == "lt":  # in Lithuanian, i and j keep their dot under an accent
         text = re.sub("([IJ]\u0328?)(?=[\u0300\u0301\u0303])", "\\1\u0307", normalize("NFD", text))
     return normalize("NFC", text.replace("İ", "i").lower())
 
@@ -158,15 +160,16 @@ def has_dotless_i(text: str, language: str) -> bool:
     part of the language's code, as in "kaz_Cyrl". If it is not, the majority of the letters decides. For example, a
     Latin word in a Kazakh text in Cyrillic is a name or an English word, and so its I becomes i.
     """
-    if base(language) not in DOTLESS_I:
+    if base_code(language) not in DOTLESS_I:
         return False
     script = script_code(language)
-    # These are the scripts in which most languages of `DOTLESS_I` are written: Latin, Cyrillic, Arabic and Hebrew.
-    if script in ("latn", "cyrl", "arab", "hebr"):
-        return script == "latn"
+    if script == "latn":
+        return True
+    if script in ("cyrl", "arab", "hebr"):  # Cyrillic, Arabic and Hebrew, the other scripts of these languages
+        return False
     letters = [character for character in text if character.isalpha()]
-    latin = [letter for letter in letters if script_name(letter) == "LATIN"]
-    return 2 * len(latin) > len(letters)
+    latin_letters = [letter for letter in letters if script_name(letter) == "LATIN"]
+    return len(latin_letters) > len(letters) / 2
 
 
 def script_name(character: str) -> str:
@@ -187,27 +190,25 @@ def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
         language: the code of the language.
         text: the lines of the reference translations.
     """
-    if base(language) in TOKENIZERS:
-        return TOKENIZERS[base(language)]
-    script = script_code(language)
-    if script in SCRIPT_CODES:
-        return _tokenizer_for_scripts(Counter([SCRIPT_CODES[script]]))
+    code = base_code(language)
+    if code in TOKENIZERS:
+        return TOKENIZERS[code]
+    script = SCRIPT_CODES.get(script_code(language))
+    if script:
+        return _tokenizer_for_scripts(Counter([script]))  # as for a text with one letter of this script
     return _tokenizer_for_text(text)
 
 
 def _tokenizer_for_text(text: Iterable[str]) -> str:
-    """Returns sacreBLEU's tokeniser for a text in an unknown language. `text`: its lines."""
-    word_count = 0  # a "word" is text between two spaces, which in some languages is a whole sentence
-    letter_count = 0
+    """Returns the name of sacreBLEU's tokeniser for a text in an unknown language. `text`: its lines."""
+    number_of_words = 0  # a "word" is what stands between two spaces; in some languages it is a whole sentence
     letters_by_script: Counter[str] = Counter()
     for line in text:
-        letters = [character for character in line if character.isalpha()]
-        word_count += len(line.split())
-        letter_count += len(letters)
-        letters_by_script.update(script_name(letter) for letter in letters)
+        number_of_words += len(line.split())
+        letters_by_script.update(script_name(character) for character in line if character.isalpha())
     tokenizer = _tokenizer_for_scripts(letters_by_script)
-    # No language has so long words. This finds scripts without spaces that UNSPACED_SCRIPTS does not have.
-    words_are_too_long = letter_count > LONGEST_WORDS * word_count
+    # This finds scripts without spaces between words that UNSPACED_SCRIPTS does not have.
+    words_are_too_long = letters_by_script.total() > LONGEST_WORDS * number_of_words
     if tokenizer == "13a" and words_are_too_long:
         return "char"
     return tokenizer
@@ -227,8 +228,8 @@ def _tokenizer_for_scripts(letters_by_script: Counter[str]) -> str:
 # ---- subwords
 
 
-def undone(line: str, kind: str, language: str) -> str:
-    """Undoes the preparation of a line: joins its subwords to text, as fairseq-generate does it, and returns the text.
+def join_subwords(line: str, kind: str, language: str) -> str:
+    """Returns the text that a line of subwords stands for, exactly as fairseq-generate makes text of subwords.
 
     Args:
         line: subwords with spaces between them.
@@ -236,10 +237,12 @@ def undone(line: str, kind: str, language: str) -> str:
         language: the code of the language, for Moses' detokeniser.
     """
     if kind == "sentencepiece":
-        return line.replace(" ", "").replace("\u2581", " ").strip()
+        joined = line.replace(" ", "")
+        return joined.replace("\u2581", " ").strip()  # SentencePiece writes U+2581 for a space
     from sacremoses import MosesDetokenizer
 
-    return str(MosesDetokenizer(language).detokenize(without_bpe(line).split()))
+    words = without_bpe(line).split()
+    return str(MosesDetokenizer(language).detokenize(words))
 
 
 def without_bpe(line: str) -> str:

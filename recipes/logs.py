@@ -39,29 +39,34 @@ def read_log(log: str) -> dict[str, Any]:
     """
     training = read_lines(log, "train_inner")
     epochs = read_lines(log, "train")
-    validation = read_lines(log, "valid")
-    updates = int(max(fields["num_updates"] for fields in training + epochs + validation))
-    measured = training or epochs  # a short training has no line of the first kind
+    validations = read_lines(log, "valid")
+    updates = int(max(fields["num_updates"] for fields in training + epochs + validations))
+    # A short training has no line in its epochs, but one at the end of each epoch.
+    reports = training or epochs
     # fairseq's names are ups for updates per second, and wpb (words per batch) for the tokens of an update
-    speeds = [fields["ups"] for fields in measured if fields.get("ups")]
-    tokens_per_update = statistics.mean(fields["wpb"] for fields in measured)
+    updates_per_second = [fields["ups"] for fields in reports if fields.get("ups")]
+    tokens_per_update = statistics.mean(fields["wpb"] for fields in reports)
+    if updates_per_second:
+        minutes = round(updates / statistics.median(updates_per_second) / 60, 1)
+    else:
+        minutes = None
     parameters = re.findall(r"num\. trained: ([\d,]+)", log)
     return {
         "parameters": int(parameters[0].replace(",", "")),
         "updates": updates,
         "target_tokens_updates_x_wpb": round(updates * tokens_per_update),
-        "minutes": round(updates / statistics.median(speeds) / 60, 1) if speeds else None,
-        "curve": validation_curve(validation),
+        "minutes": minutes,
+        "curve": validation_curve(validations),
     }
 
 
-def validation_curve(validation: list[dict[str, float]]) -> dict[str, list[float]]:
+def validation_curve(validations: list[dict[str, float]]) -> dict[str, list[float]]:
     """Returns the validation curve: the updates of all validations, and the loss, perplexity and accuracy at each.
 
-    `validation`: the values that each validation has reported. A value that is not always reported is left out.
+    `validations`: the values that each validation has reported. A value that is not always reported is left out.
     """
-    curve: dict[str, list[float]] = {"updates": [int(fields["num_updates"]) for fields in validation]}
+    curve: dict[str, list[float]] = {"updates": [int(fields["num_updates"]) for fields in validations]}
     for name in ("loss", "ppl", "accuracy"):
-        if all(name in fields for fields in validation):
-            curve[f"valid_{name}"] = [fields[name] for fields in validation]
+        if all(name in fields for fields in validations):
+            curve[f"valid_{name}"] = [fields[name] for fields in validations]
     return curve

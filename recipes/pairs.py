@@ -1,16 +1,17 @@
 """Parallel text: checks pairs of lines, holds out validation and test sets, and makes pairs for T5's denoising."""
 
+import contextlib
 import itertools
 import random
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from .languages import has_canonical_variants, has_separate_accents, lower, one_line
 from .steps import UserError, atomic_write, dry_run, show_step
-from .text import at_hand, lines, open_to_write, write_lines
+from .text import lines, open_to_write, plain_or_compressed, write_lines
 
 SEED = 1  # decides which pairs are held out
 MOST_HELD_OUT = 1000  # the greatest number of pairs in a validation or test set that is held out
@@ -30,7 +31,7 @@ class FilePair(NamedTuple):
     target: Path
 
 
-def find_files(prefixes: Sequence[Path], sides: Sequence[str]) -> list[FilePair]:
+def find_file_pairs(prefixes: Sequence[Path], sides: Sequence[str]) -> list[FilePair]:
     """Returns the source and the target file for each prefix. Any file may be compressed (.gz).
 
     Args:
@@ -38,12 +39,12 @@ def find_files(prefixes: Sequence[Path], sides: Sequence[str]) -> list[FilePair]
         sides: these two endings, such as ("en", "de").
     """
     source_side, target_side = sides
-    files: list[FilePair] = []
+    file_pairs: list[FilePair] = []
     for prefix in prefixes:
-        source = at_hand(Path(f"{prefix}.{source_side}"))
-        target = at_hand(Path(f"{prefix}.{target_side}"))
-        files.append(FilePair(source, target))
-    return files
+        source = plain_or_compressed(Path(f"{prefix}.{source_side}"))
+        target = plain_or_compressed(Path(f"{prefix}.{target_side}"))
+        file_pairs.append(FilePair(source, target))
+    return file_pairs
 
 
 def read_pairs(files: FilePair, clean: Callable[[str], str] = one_line) -> Iterator[Pair]:
@@ -56,12 +57,29 @@ def read_pairs(files: FilePair, clean: Callable[[str], str] = one_line) -> Itera
     Raises:
         UserError: one file has more lines than the other.
     """
-    both_sides = itertools.zip_longest(lines(files.source), lines(files.target))  # None: the side has ended
-    for number, (source, target) in enumerate(both_sides):
+    both_sides = itertools.zip_longest(lines(files.source), lines(files.target))  # None: the file has ended
+    for number_read, (source, target) in enumerate(both_sides):  # how many pairs were read before this one
         if source is None or target is None:
             shorter = files.source if source is None else files.target
-            raise UserError(f"{shorter}: ends after {number} lines, and the other side does not")
+            raise UserError(f"{shorter}: ends after {number_read} lines, and the other side does not")
         yield Pair(clean(source), clean(target))
+
+
+@contextlib.contextmanager
+def pair_writer(source: Path, target: Path) -> Iterator[Callable[[Pair], None]]:
+    """Yields a function that writes a pair to the end of two files, one for each side.
+
+    The files are complete or absent: they appear when the block of this context manager has ended without an error.
+    """
+    with atomic_write(source, target) as (source_part, target_part):
+        with open_to_write(source_part) as source_file, open_to_write(target_part) as target_file:
+
+            def write_pair(pair: Pair) -> None:
+                """Writes a pair, each side to one line of its file."""
+                source_file.write(f"{pair.source}\n")
+                target_file.write(f"{pair.target}\n")
+
+            yield write_pair
 
 
 # ---- pairs to train and test on
@@ -110,27 +128,24 @@ def clean_pairs(
     Raises:
         UserError: no pair is left, or a pair is left out of a text with `limits.keep_all`.
     """
-    outputs = [Path(f"{output}.{side}") for side in sides]
-    files = find_files(prefixes, sides)
+    source_side, target_side = sides
+    outputs = FilePair(Path(f"{output}.{source_side}"), Path(f"{output}.{target_side}"))
+    files = find_file_pairs(prefixes, sides)
     prefix_names = " ".join(str(prefix) for prefix in prefixes)
     show_step(f"{output}.{{{','.join(sides)}}}: pairs of {prefix_names}")
     if dry_run() or all(path.exists() for path in outputs):
         return
-    source_side, target_side = sides
     counts = PairCounts()
-    with atomic_write(*outputs) as (source_part, target_part):
-        with open_to_write(source_part) as source_file, open_to_write(target_part) as target_file:
-            for checked in check_pairs(files, limits, clean):
-                counts.add(checked)
-                if checked.fault:
-                    continue
-                source, target = checked.cleaned
-                if limits.lowercase:
-                    source = lower(source, source_side)
-                    target = lower(target, target_side)
-                source_file.write(f"{source}\n")
-                target_file.write(f"{target}\n")
-        if not counts.taken:  # raised within `atomic_write`, so that no empty files remain
+    with pair_writer(*outputs) as write_pair:
+        for checked in read_checked_pairs(files, limits, clean):
+            counts.add(checked)
+            if checked.fault:
+                continue
+            pair = checked.cleaned
+            if limits.lowercase:
+                pair = Pair(lower(pair.source, source_side), lower(pair.target, target_side))
+            write_pair(pair)
+        if not counts.used:  # raised inside of the block, so that no empty files remain
             total = sum(counts.left_out.values())
             reasons = counts.describe_left_out() or "no text"
             raise UserError(f"{prefixes[0]}: no pair of {total} is left ({reasons})")
@@ -145,8 +160,8 @@ class CheckedPair(NamedTuple):
     fault: str  # why the pair has to be left out; "" if it can be used
 
 
-def check_pairs(files: Sequence[FilePair], limits: Limits, clean: Callable[[str], str]) -> Iterator[CheckedPair]:
-    """Yields all pairs of some files, cleaned and checked.
+def read_checked_pairs(files: Sequence[FilePair], limits: Limits, clean: Callable[[str], str]) -> Iterator[CheckedPair]:
+    """Yields all pairs of some files, cleaned and checked, also those that have to be left out.
 
     Args:
         files: the source and target files.
@@ -157,14 +172,14 @@ def check_pairs(files: Sequence[FilePair], limits: Limits, clean: Callable[[str]
         UserError: a pair has a fault, and `limits.keep_all` is set.
     """
     for file_pair in files:
-        # str leaves the lines unchanged; they are cleaned below, as the raw lines are needed too
+        # `str` leaves the lines unchanged. They are cleaned below, as the lines before cleaning are needed too.
         raw_pairs = itertools.islice(read_pairs(file_pair, clean=str), limits.sample)
         for number, raw in enumerate(raw_pairs, start=1):
             cleaned = Pair(clean(raw.source), clean(raw.target))
             fault = limits.fault(cleaned)
             if fault and limits.keep_all:
-                where = f"{file_pair.source}: line {number} here or in {file_pair.target.name}"
-                raise UserError(f"{where} is {fault}; none may be dropped")
+                place = f"{file_pair.source}: line {number} here or in {file_pair.target.name}"
+                raise UserError(f"{place} is {fault}; none may be dropped")
             yield CheckedPair(raw, cleaned, fault)
 
 
@@ -172,7 +187,7 @@ class PairCounts:
     """Counts the pairs of a text that are used or left out, and those with unusual Unicode characters."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.used = 0
         self.left_out: Counter[str] = Counter()  # {reason: number of pairs}
         self.composed = 0  # pairs in which letters and accents are separate characters
         self.replaced = 0  # pairs with characters that Unicode's normal form NFC replaces by others
@@ -182,7 +197,7 @@ class PairCounts:
         if checked.fault:
             self.left_out[checked.fault] += 1
         else:
-            self.taken += 1
+            self.used += 1
         raw_text = f"{checked.raw.source}\n{checked.raw.target}"
         if not unicodedata.is_normalized("NFC", raw_text):  # a fast test, which spares most text the slow ones
             self.composed += has_separate_accents(raw_text)
@@ -195,7 +210,7 @@ class PairCounts:
     def report(self) -> None:
         """Prints the counts."""
         left_out = f", left out: {self.describe_left_out()}" if self.left_out else ""
-        print(f"{self.taken} pairs{left_out}")
+        print(f"{self.used} pairs{left_out}")
         if self.composed:
             print(f"{self.composed} pairs had letters and accents apart (NFD); they are composed now (NFC)")
         if self.replaced:
@@ -207,7 +222,7 @@ class PairCounts:
 
 
 def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], splits: Sequence[str]) -> frozenset[str]:
-    """Draws pairs of the training text for validation or test sets, and writes them to FOLDER/SPLIT.SIDE.
+    """Draws pairs of the training text for validation or test sets, and writes them to the files FOLDER/SPLIT.SIDE.
 
     Each set gets a tenth of the pairs, but at most 1,000 pairs. They are always the same pairs, as the seed is fixed.
     Existing files are kept. If one of them is missing, all are written again, with the same pairs.
@@ -221,26 +236,33 @@ def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], split
     Returns:
         the lowercased sources of all drawn pairs. Pairs with these sources must not be trained on.
     """
-    source_side, target_side = sides
-    files = find_files(prefixes, sides)
+    source_side, _ = sides
+    files = find_file_pairs(prefixes, sides)
     show_step(f"{' and '.join(splits)} of {folder}: drawn from the training text")
     if dry_run():
         return frozenset()
-    source_files = [folder / f"{split}.{source_side}" for split in splits]
-    target_files = [folder / f"{split}.{target_side}" for split in splits]
-    if not all(path.exists() for path in (*source_files, *target_files)):
-        drawn = draw_pairs(files, splits, prefixes[0])
-        texts_by_file: dict[Path, list[str]] = {}
-        for split, source_file, target_file in zip(splits, source_files, target_files):
-            texts_by_file[source_file] = [pair.source for pair in drawn[split]]
-            texts_by_file[target_file] = [pair.target for pair in drawn[split]]
-        with atomic_write(*texts_by_file) as parts:
-            for part, texts in zip(parts, texts_by_file.values()):
-                write_lines(part, texts)
+    outputs: list[Path] = []
+    for split in splits:
+        outputs += [folder / f"{split}.{side}" for side in sides]
+    if not all(path.exists() for path in outputs):
+        drawn = draw_pairs(files, splits, text_name=prefixes[0])
+        write_pairs_of_splits(drawn, folder, sides)
     sources: set[str] = set()
-    for source_file in source_files:
-        sources.update(line.lower() for line in lines(source_file))
+    for split in splits:
+        sources.update(line.lower() for line in lines(folder / f"{split}.{source_side}"))
     return frozenset(sources)
+
+
+def write_pairs_of_splits(pairs_by_split: Mapping[str, Sequence[Pair]], folder: Path, sides: Sequence[str]) -> None:
+    """Writes the pairs of some splits to the files FOLDER/SPLIT.SIDE. `sides`: the endings of source and target."""
+    source_side, target_side = sides
+    texts_by_file: dict[Path, list[str]] = {}
+    for split, pairs in pairs_by_split.items():
+        texts_by_file[folder / f"{split}.{source_side}"] = [pair.source for pair in pairs]
+        texts_by_file[folder / f"{split}.{target_side}"] = [pair.target for pair in pairs]
+    with atomic_write(*texts_by_file) as parts:  # temporary files, in the same order
+        for part, texts in zip(parts, texts_by_file.values()):
+            write_lines(part, texts)
 
 
 def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path) -> dict[str, list[Pair]]:
@@ -260,16 +282,18 @@ def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path
     Raises:
         UserError: the text has fewer than ten pairs.
     """
-    total = sum(1 for _ in _full_pairs(files))
+    total = sum(1 for _ in _pairs_with_text(files))
     number_per_split = min(MOST_HELD_OUT, total // 10)
     if number_per_split == 0:
         raise UserError(f"{text_name}: {total} pairs are too few to hold some out for {' and '.join(splits)}")
-    # The indices are in random order. So the splits can take turns: each gets a random sample of the text.
     drawn_indices = random.Random(SEED).sample(range(total), number_per_split * len(splits))
-    split_by_index = dict(zip(drawn_indices, itertools.cycle(splits)))
+    # The indices are in random order, and the splits take turns. So each split gets a random sample of the text.
+    split_by_index: dict[int, str] = {}
+    for turn, index in enumerate(drawn_indices):
+        split_by_index[index] = splits[turn % len(splits)]
     drawn: dict[str, list[Pair]] = {split: [] for split in splits}
     drawn_sources: set[str] = set()
-    for index, pair in enumerate(_full_pairs(files)):
+    for index, pair in enumerate(_pairs_with_text(files)):
         source = pair.source.lower()
         if index in split_by_index and source not in drawn_sources:
             drawn_sources.add(source)
@@ -277,7 +301,7 @@ def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path
     return drawn
 
 
-def _full_pairs(files: Sequence[FilePair]) -> Iterator[Pair]:
+def _pairs_with_text(files: Sequence[FilePair]) -> Iterator[Pair]:
     """Yields those pairs of several files that have text on both sides."""
     for file_pair in files:
         for pair in read_pairs(file_pair):
@@ -310,16 +334,16 @@ def corrupt_spans(
     if dry_run() or all(path.exists() for path in outputs):
         return
     rng = random.Random(seed)
-    with atomic_write(*outputs) as (source_part, target_part):
-        with open_to_write(source_part) as source_file, open_to_write(target_part) as target_file:
-            for block in read_blocks(text, block_size):
-                pair = corrupt_block(block, density, span_length, rng)
-                source_file.write(f"{pair.source}\n")
-                target_file.write(f"{pair.target}\n")
+    with pair_writer(*outputs) as write_pair:
+        for block in read_blocks(text, block_size):
+            write_pair(corrupt_block(block, density, span_length, rng))
 
 
 def corrupt_block(block: Sequence[str], density: float, span_length: float, rng: random.Random) -> Pair:
     """Returns an example for T5's denoising: a text with marks in the place of some spans, and the spans with marks.
+
+    For example, the words ``thank you for inviting me`` become the pair ``thank you <extra_id_0> me`` and
+    ``<extra_id_0> for inviting``.
 
     Args:
         block: the words of the text, at least two.
@@ -327,26 +351,24 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
         span_length: the mean number of words in a span, at least 1.
         rng: decides where the spans are.
     """
-    # at least one word is replaced, and at least one word is kept
+    # At least one word is replaced, and at least one word is kept.
     number_replaced = clamp(round(len(block) * density), 1, len(block) - 1)
     number_kept = len(block) - number_replaced
     # Before each span there is at least one kept word, so there are at most `number_kept` spans. Each span has at least
     # one word, because `span_length` is at least 1, and so there are at most `number_replaced` spans.
     number_of_spans = clamp(round(number_replaced / span_length), 1, number_kept)
-    # Kept and replaced words alternate, and the last words are replaced: kept_lengths[0] words are kept,
-    # replaced_lengths[0] words after them are replaced, and so on.
+    # The block consists of kept and replaced words in turn, and ends with replaced words.
     kept_lengths = random_composition(number_kept, number_of_spans, rng)
     replaced_lengths = random_composition(number_replaced, number_of_spans, rng)
+    remaining_words = iter(block)
     source: list[str] = []
     target: list[str] = []
-    start = 0
     for span_index, (kept_length, replaced_length) in enumerate(zip(kept_lengths, replaced_lengths)):
+        kept_words = list(itertools.islice(remaining_words, kept_length))
+        replaced_words = list(itertools.islice(remaining_words, replaced_length))
         mark = f"<extra_id_{span_index}>"
-        span_start = start + kept_length
-        span_end = span_start + replaced_length
-        source += [*block[start:span_start], mark]
-        target += [mark, *block[span_start:span_end]]
-        start = span_end
+        source += [*kept_words, mark]
+        target += [mark, *replaced_words]
     return Pair(" ".join(source), " ".join(target))
 
 

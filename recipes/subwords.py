@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any
 
 from .languages import lower, one_line
-from .steps import UserError, atomic_write, dry_run, make, remove, show_step
+from .steps import UserError, atomic_write, dry_run, make_file, remove, show_step
 from .text import lines, open_to_write, write_lines
 
 # ---- Moses' tokeniser
@@ -63,16 +63,17 @@ def as_ranges(characters: Sequence[str]) -> str:
 
     For example, "abcdfxyz" becomes "a-df-fx-z". `characters`: single characters in ascending order.
     """
-    ranges: list[str] = []
-    start = 0  # the index of the first character of the current range
-    for end in range(1, len(characters) + 1):  # the index after the last character of the range, if it ends there
-        is_end_of_text = end == len(characters)
-        if is_end_of_text or ord(characters[end]) != ord(characters[end - 1]) + 1:
-            first = re.escape(characters[start])
-            last = re.escape(characters[end - 1])
-            ranges.append(f"{first}-{last}")
-            start = end
-    return "".join(ranges)
+    # the first and the last characters of all ranges; the codes of the characters of a range follow each other
+    firsts: list[str] = []
+    lasts: list[str] = []
+    for character in characters:
+        continues_range = bool(lasts) and ord(character) == ord(lasts[-1]) + 1
+        if continues_range:
+            lasts[-1] = character
+        else:  # a new range begins
+            firsts.append(character)
+            lasts.append(character)
+    return "".join(f"{re.escape(first)}-{re.escape(last)}" for first, last in zip(firsts, lasts))
 
 
 def choose_stand_ins(line: str) -> dict[str, str]:
@@ -82,19 +83,12 @@ def choose_stand_ins(line: str) -> dict[str, str]:
         {run of characters: the letter that replaces it while Moses reads the line}. The same line always gets the same
         letters.
     """
-    if line.isascii():  # spares most lines the slow search, which finds no characters of ASCII
+    if line.isascii():  # none of these characters is in ASCII; most lines are spared the slow search
         return {}
-    runs = characters_to_keep().findall(line)
-    free_letters = (letter for letter in STAND_INS if letter not in line)  # each `next` looks for one more letter
-    stand_ins: dict[str, str] = {}
-    for run in runs:
-        if run in stand_ins:
-            continue
-        letter = next(free_letters, None)
-        if letter is None:  # a line with hundreds of different runs; Moses treats the remaining runs in its own way
-            break
-        stand_ins[run] = letter
-    return stand_ins
+    different_runs = dict.fromkeys(characters_to_keep().findall(line))  # in the order of the line
+    free_letters = (letter for letter in STAND_INS if letter not in line)
+    # If a line has more runs than there are free letters, Moses treats the remaining runs in its own way.
+    return dict(zip(different_runs, free_letters))
 
 
 def with_stand_ins(line: str) -> str:
@@ -131,12 +125,12 @@ def tokenize_file(
             words are joined to a text again later.
     """
     dashes = " -a" if dash_splits else ""
-    moses = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
-    is_to_be_made = not dry_run() and not output.exists()
-    if is_to_be_made and stand_ins and needs_stand_ins(text):
-        tokenize_with_stand_ins(text, output, moses)
+    moses_command = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
+    is_made_now = not dry_run() and not output.exists()
+    if stand_ins and is_made_now and needs_stand_ins(text):
+        tokenize_with_stand_ins(text, output, moses_command)
     else:
-        make(output, f"{moses} < {quote(str(text))}")  # keeps an existing file, and only shows the command in a dry run
+        make_file(output, f"{moses_command} < {quote(str(text))}")
 
 
 def needs_stand_ins(text: Path) -> bool:
@@ -144,13 +138,13 @@ def needs_stand_ins(text: Path) -> bool:
     return any(choose_stand_ins(line) for line in lines(text))
 
 
-def tokenize_with_stand_ins(text: Path, output: Path, moses: str) -> None:
+def tokenize_with_stand_ins(text: Path, output: Path, moses_command: str) -> None:
     """Tokenises a file by Moses, protected by stand-ins for the characters that Moses would remove or separate.
 
     Args:
         text: the file to read.
         output: the file to write.
-        moses: the shell command that tokenises its standard input.
+        moses_command: the shell command that tokenises its standard input.
     """
     text_with_stand_ins = output.with_name(f"{output.name}.stand-ins")
     words_with_stand_ins = output.with_name(f"{output.name}.words")
@@ -162,7 +156,7 @@ def tokenize_with_stand_ins(text: Path, output: Path, moses: str) -> None:
         with atomic_write(text_with_stand_ins) as (part,):
             write_lines(part, (with_stand_ins(line) for line in lines(text)))
         # 2. tokenise
-        make(words_with_stand_ins, f"{moses} < {quote(str(text_with_stand_ins))}")
+        make_file(words_with_stand_ins, f"{moses_command} < {quote(str(text_with_stand_ins))}")
         # 3. put the characters back
         show_step(f"{output}: {words_with_stand_ins}, with the characters of {text} again")
         words_and_lines = zip(lines(words_with_stand_ins), lines(text), strict=True)
@@ -198,7 +192,7 @@ def moses_tokenizer(language: str) -> Any:
 def learn_bpe(files: Sequence[Path], codes: Path, merges: int) -> None:
     """Learns the merges of byte-pair encoding from several files together, and writes them to the file `codes`."""
     names = " ".join(quote(str(path)) for path in files)
-    make(codes, f"cat {names} | subword-nmt learn-bpe -s {merges}")
+    make_file(codes, f"cat {names} | subword-nmt learn-bpe -s {merges}")
 
 
 def apply_bpe(codes: Path, text: Path, output: Path, *, processes: int, max_length: int | None) -> None:
@@ -212,15 +206,18 @@ def apply_bpe(codes: Path, text: Path, output: Path, *, processes: int, max_leng
         max_length: the number of subwords, including the end-of-sentence symbol, that lines are cut to; None: lines are
             not cut.
     """
-    # What stands before the name of the file: an option, or the shell's sign for the standard input. subword-nmt
-    # divides a file between processes, but not its standard input.
-    reading = f"--num-workers {processes} -i" if processes > 1 else "<"
-    # the end-of-sentence symbol counts, but is not in the file
-    cutting = f" | cut -d ' ' -f -{max_length - 1}" if max_length else ""
-    make(output, f"subword-nmt apply-bpe -c {quote(str(codes))} {reading} {quote(str(text))}{cutting}")
+    command = f"subword-nmt apply-bpe -c {quote(str(codes))}"
+    if processes > 1:
+        command += f" --num-workers {processes} -i {quote(str(text))}"
+    else:
+        command += f" < {quote(str(text))}"
+    if max_length:
+        # `cut` keeps the first subwords of each line. The file has no end-of-sentence symbol, but it counts.
+        command += f" | cut -d ' ' -f -{max_length - 1}"
+    make_file(output, command)
 
 
-def bpe_splitter(codes: Path, language: str, dash_splits: bool) -> Callable[[str], list[str]]:
+def make_bpe_splitter(codes: Path, language: str, dash_splits: bool) -> Callable[[str], list[str]]:
     """Returns a function that splits one line of text into words by Moses, and the words into BPE's subwords.
 
     Args:
@@ -321,14 +318,14 @@ def apply_pieces(model: Path, text: Path, output: Path, *, max_length: int | Non
     show_step(f"{output}: {text} in pieces{how}")
     if dry_run() or output.exists():
         return
-    split_into_pieces = piece_splitter(model)
+    split_into_pieces = make_piece_splitter(model)
     with atomic_write(output) as (part,), open_to_write(part) as file:
         for line in lines(text):
-            pieces = cut(split_into_pieces(line), max_length, keep_end)
+            pieces = cut_to_length(split_into_pieces(line), max_length, keep_end)
             file.write(f"{' '.join(pieces)}\n")
 
 
-def piece_splitter(model: Path) -> Callable[[str], list[str]]:
+def make_piece_splitter(model: Path) -> Callable[[str], list[str]]:
     """Returns a function that splits a text into the pieces of a SentencePiece model."""
     import sentencepiece
 
@@ -341,34 +338,38 @@ def piece_splitter(model: Path) -> Callable[[str], list[str]]:
     return split_into_pieces
 
 
-def cut(pieces: Sequence[str], max_length: int | None, keep_end: bool) -> Sequence[str]:
+def cut_to_length(subwords: Sequence[str], max_length: int | None, keep_end: bool) -> Sequence[str]:
     """Returns the subwords of a line, cut to a maximum length.
 
     Args:
-        pieces: the subwords of the line.
+        subwords: the subwords of the line.
         max_length: the maximum length, including the end-of-sentence symbol; None: the line is not cut.
         keep_end: whether the last subwords are kept instead of the first ones. Then the line starts at the beginning of
             a word, unless it is within a single long word.
     """
     if not max_length:
-        return pieces
-    length = max_length - 1  # without the end-of-sentence symbol
-    if len(pieces) <= length:
-        return pieces
-    if not keep_end:
-        return pieces[:length]
-    kept = pieces[len(pieces) - length :]
-    for index, piece in enumerate(kept):
+        return subwords
+    most_subwords = max_length - 1  # without the end-of-sentence symbol
+    if len(subwords) <= most_subwords:
+        return subwords
+    if keep_end:
+        return without_partial_word(subwords[len(subwords) - most_subwords :])
+    return subwords[:most_subwords]
+
+
+def without_partial_word(pieces: Sequence[str]) -> Sequence[str]:
+    """Returns SentencePiece's pieces from the first beginning of a word on; all pieces if no word begins there."""
+    for index, piece in enumerate(pieces):
         if piece.startswith(BEGINNING_OF_WORD):
-            return kept[index:]
-    return kept
+            return pieces[index:]
+    return pieces
 
 
 # ---- lines that are translated
 
 
-def line_preparer(data: Path, settings: Mapping[str, Any], language: str) -> Callable[[str], str]:
-    """Returns a function that splits a line of text into subwords, as prepare.sh has split the source sentences.
+def make_line_preparer(data: Path, settings: Mapping[str, Any], language: str) -> Callable[[str], str]:
+    """Returns a function that prepares a line of text as prepare.sh has prepared the source sentences.
 
     The function takes a line of text, and returns its subwords with spaces between them.
 
@@ -379,10 +380,10 @@ def line_preparer(data: Path, settings: Mapping[str, Any], language: str) -> Cal
     """
     max_length = settings["truncate-source"]
     if settings["subwords"] == "sentencepiece":
-        split_into_subwords = piece_splitter(data / "pieces.model")
+        split_into_subwords = make_piece_splitter(data / "pieces.model")
         keep_end = bool(settings["keep-end"])
     else:
-        split_into_subwords = bpe_splitter(data / "codes", language, dash_splits=bool(settings["dash-splits"]))
+        split_into_subwords = make_bpe_splitter(data / "codes", language, dash_splits=bool(settings["dash-splits"]))
         keep_end = False  # prepare.sh has no --keep-end for BPE
 
     def prepare_line(line: str) -> str:
@@ -390,6 +391,6 @@ def line_preparer(data: Path, settings: Mapping[str, Any], language: str) -> Cal
         text = one_line(line)
         if settings["lowercase"]:
             text = lower(text, language)
-        return " ".join(cut(split_into_subwords(text), max_length, keep_end))
+        return " ".join(cut_to_length(split_into_subwords(text), max_length, keep_end))
 
     return prepare_line

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from .steps import atomic_write, dry_run
-from .text import lines
+from .steps import atomic_write, dry_run, show_step
+from .text import lines, open_to_write, write_lines
 
 VALID_EVERY = 23  # fairseq validates on every 23rd line of the training text, and trains on the others
 
 
-def take_talks(files: Mapping[str, Sequence[Path]], folder: Path, side: str) -> None:
+def write_talks(files: Mapping[str, Sequence[Path]], folder: Path, side: str) -> None:
     """Writes the training, validation and test set of IWSLT14 in one language to a folder.
 
     As in fairseq's example for IWSLT14, every 23rd line of the training text is used for validation, and not for
@@ -26,19 +26,17 @@ def take_talks(files: Mapping[str, Sequence[Path]], folder: Path, side: str) -> 
     """
     outputs = [folder / f"{split}.{side}" for split in ("train", "valid", "test")]
     inputs = " ".join(str(path) for path in (*files["train"], *files["test"]))
-    print(f"# {folder}/{{train,valid,test}}.{side}: {inputs}")
+    show_step(f"{folder}/{{train,valid,test}}.{side}: {inputs}")
     if dry_run() or all(output.exists() for output in outputs):
         return
     training_lines = chain.from_iterable(read_training_lines(path) for path in files["train"])
     test_lines = chain.from_iterable(read_segments(path) for path in files["test"])
     with atomic_write(*outputs) as (train_part, valid_part, test_part):
-        with open(train_part, "w", encoding="utf-8") as train, open(valid_part, "w", encoding="utf-8") as valid:
+        with open_to_write(train_part) as train_file, open_to_write(valid_part) as valid_file:
             for number, line in enumerate(training_lines, start=1):
-                file = valid if number % VALID_EVERY == 0 else train
-                print(line, file=file)
-        with open(test_part, "w", encoding="utf-8") as test:
-            for line in test_lines:
-                print(line, file=test)
+                file = valid_file if number % VALID_EVERY == 0 else train_file
+                file.write(f"{line}\n")
+        write_lines(test_part, test_lines)
 
 
 def read_training_lines(path: Path) -> Iterator[str]:

@@ -21,9 +21,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from recipes.catalog import TABLES, Run  # noqa: E402
-from recipes.prepare import digest_of  # noqa: E402
+from recipes.prepare import digest_of_data  # noqa: E402
 from recipes.steps import ROOT, UserError, atomic_write, dump, load, write  # noqa: E402
-from recipes.train import best_checkpoint, prepared, read_run  # noqa: E402
+from recipes.train import best_checkpoint, read_data_settings, read_run  # noqa: E402
 
 DATA = "prepared"  # the name of the folder with the subword model and the dictionaries
 SUBWORD_MODELS = ("codes", "pieces.model")
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="the folder to make")
     args = parser.parse_args()
     run = read_run(args.run)
-    settings = prepared(run.data)
+    settings = read_data_settings(run.data)
     scores = load(run.folder / "evaluation" / "scores.json")
     if "src" not in settings:
         raise UserError(f"{run.folder}: was trained for {settings['task']}; give a run for pairs of text")
@@ -82,7 +82,7 @@ def write_run(run: Run, out: Path) -> None:
     record = {
         "arch": run.arch,
         "data": DATA,
-        "data_digest": digest_of(out / DATA),
+        "data_digest": digest_of_data(out / DATA),
         "seed": run.seed,
         "flags": run.flags,
         "recipe": asdict(run.recipe),

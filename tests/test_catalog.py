@@ -99,7 +99,7 @@ def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch)
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
     forms = {"flags": catalog.as_text, "columns": catalog.as_columns}
     assert_refused(
-        lambda _: catalog.read("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part]
+        lambda _: catalog.read_records("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part]
     )
 
 
@@ -115,7 +115,7 @@ def test_configs_are_the_recipes(name, gpus):
     recipe = RECIPES[name]
     machine = train.Machine(gpus, gpus or 1, precision="bf16" if gpus else "fp32")
     data = {"src": "en", "tgt": "fr" if name.endswith("fr") else "de"}
-    words = train.command(Run(ROOT, ROOT, recipe, "random_vanilla"), data, machine, [])
+    words = train.training_command(Run(ROOT, ROOT, recipe, "random_vanilla"), data, machine, [])
     words = words[words.index(str(ROOT / "bin")) :]
     parsed = options.parse_args_and_arch(options.get_training_parser(), input_args=words)
     hydra_init(name)  # as fairseq-hydra-train does: its own defaults become the schema of this name

@@ -175,7 +175,7 @@ def test_subwords_are_joined_as_fairseq_joins_them(kind, language, line, tmp_pat
     else:
         words = SubwordNMTBPE(flags).decode(line)
         expected = FairseqMoses(flags).decode(words)
-    assert languages.undone(line, kind, language) == expected
+    assert languages.join_subwords(line, kind, language) == expected
 
 
 def write_corpus(folder, language, ending="", form="NFC"):
@@ -259,7 +259,7 @@ def test_text_comes_back_from_its_subwords(prepare_page, language):
 
     for side in ("en", ending):  # the training text, too
         subwords = lines(data / "sub" / f"train.{side}")
-        joined = [languages.undone(line, settings["subwords"], side) for line in subwords]
+        joined = [languages.join_subwords(line, settings["subwords"], side) for line in subwords]
         assert joined == list(lines(data / "text" / f"train.{side}"))
 
     expected = [unicodedata.normalize("NFC", line) for line in (*sentences(language)[:4], "a book")]
@@ -286,7 +286,7 @@ def test_symbols_come_back_with_bpe(prepare_page):
     first_symbols = (data / "tok" / "test.de").read_text(encoding="utf-8").splitlines()[-len(SYMBOLS)]
     assert first_symbols == SYMBOLS[0]
     subwords_of_symbols = list(lines(data / "sub" / "test.en"))[-len(SYMBOLS) :]
-    assert translate.as_prepared(text, settings, data) == subwords_of_symbols
+    assert translate.prepare_sentences(text, settings, data) == subwords_of_symbols
 
 
 @pytest.mark.parametrize("language, options, more, cause", [
@@ -330,7 +330,7 @@ def test_a_test_line_that_shows_nothing_is_refused(prepare_page):
     assert_refused(lambda _: prepare_page("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")
 
 
-# settings of prepared data, as `translate.as_prepared` reads them
+# settings of prepared data, as `translate.prepare_sentences` reads them
 TURKISH_TO_ENGLISH = {
     "src": "tr",
     "tgt": "en",
@@ -350,13 +350,13 @@ def single_letters(tmp_path):
 
 def test_a_line_that_shows_nothing_is_translated_as_an_empty_line(single_letters):
     text = "\u200b\nIŞIK\tİ\u00ad\r\n\ufeff\u200c \n"
-    prepared_lines = translate.as_prepared(text, TURKISH_TO_ENGLISH, single_letters)
+    prepared_lines = translate.prepare_sentences(text, TURKISH_TO_ENGLISH, single_letters)
     assert [languages.without_bpe(line) for line in prepared_lines] == ["", "ışık i", ""]
 
 
 def test_constraints_are_prepared_as_text_of_the_target_language(single_letters):
     text = "IŞIK Ğ\tI\u00a0see\tAuto\n"
-    (line,) = translate.as_prepared(text, TURKISH_TO_ENGLISH, single_letters, has_constraints=True)
+    (line,) = translate.prepare_sentences(text, TURKISH_TO_ENGLISH, single_letters, has_constraints=True)
     assert [languages.without_bpe(part) for part in line.split("\t")] == ["ışık ğ", "i see", "auto"]
 
 

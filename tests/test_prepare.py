@@ -69,11 +69,11 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
     assert (out / "test.de").read_text() == (raw / "test.de").read_text()
     assert "159 pairs, left out: 1 empty" in capfd.readouterr().out
-    known = prepare.digest_of(out)
+    known = prepare.digest_of_data(out)
     new = prepare.Option(prepare.PAIRS, prepare.NUMBER, "an option that is not set")
     monkeypatch.setitem(prepare.OPTIONS, "new", new)
     prepare.main(argv)
-    assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of(out) == known
+    assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of_data(out) == known
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     said = f"{out} was made with other settings .(new|lowercase) is None, asked for"
     assert_refused(prepare.main, *argv, "--new", "3", part=f"{said} 3")

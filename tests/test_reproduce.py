@@ -197,7 +197,7 @@ def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, prep
     shorten_recipe(RECIPES[column.recipe], updates, own_sizes, monkeypatch)
     monkeypatch.setitem(TABLES, name, replace(table, data=str(data)))
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
-    monkeypatch.setattr(reproduce, "prepare", lambda *_, **__: train.prepared(data))
+    monkeypatch.setattr(reproduce, "prepare", lambda *_, **__: train.read_data_settings(data))
     monkeypatch.setattr(score.metrics.shutil, "which", lambda name: None)  # Java takes long to start
     reproduce.main([name, "--variant", model, "--seed", "1", "--out", str(tmp_path)])
 
@@ -281,7 +281,7 @@ class Calls:
         self.steps = []
         self.printed = ""
         monkeypatch.setattr(reproduce, "prepare", self.prepare)
-        monkeypatch.setattr(reproduce, "prepared", lambda data: {})
+        monkeypatch.setattr(reproduce, "read_data_settings", lambda data: {})
         monkeypatch.setattr(reproduce, "train", self.train)
         monkeypatch.setattr(reproduce, "evaluate", self.evaluate)
         monkeypatch.setattr(reproduce, "learned_alpha", lambda run: {})

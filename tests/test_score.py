@@ -42,7 +42,7 @@ def make_scorer(task, data, recipe="multi30k_cpu", **settings):
 
 def make_run(folder, data, recipe="multi30k_cpu", flags=()):
     """Makes the folder of a run on data, without a model, and returns it."""
-    settings = {"data": data, "data_digest": train.digest_of(data), "arch": "a", "seed": 1, "flags": flags}
+    settings = {"data": data, "data_digest": train.digest_of_data(data), "arch": "a", "seed": 1, "flags": flags}
     steps.dump(folder / "run.json", {**settings, "recipe": vars(RECIPES[recipe])})
     return folder
 
@@ -241,6 +241,17 @@ def test_runs_are_compared_in_the_first_metric_of_the_corpus(
     assert test["baseline"] == 0
     assert test["score"] == 100
     assert test["p_value"] < 0.3
+
+
+@pytest.mark.parametrize("number_recorded", [1, 3])
+def test_recorded_answers_that_do_not_fit_the_test_set_are_refused(number_recorded, tmp_path):
+    """test.answers has a line for each example. With another number of lines, nothing is scored."""
+    write(tmp_path / "test.answers", [json.dumps(["", []])] * number_recorded)
+    scorer = make_scorer("text_to_text", tmp_path, corpus="rte")
+    assert_refused(
+        lambda _: scorer.score_outputs(["x"] * 2, ["entailment"] * 2, log=""),
+        part=[f"test.answers: has {number_recorded} line", "has 2 examples", "remove the folder"],
+    )
 
 
 def damage(share, text_lines, rng):
@@ -458,7 +469,7 @@ def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus, tmp_
     source = data.parent / "text" / file_name  # before it was lowercased
     if not source.exists():
         source = data / "raw" / file_name
-    prepared_lines = translate.as_prepared(source.read_text(), settings, data)
+    prepared_lines = translate.prepare_sentences(source.read_text(), settings, data)
     assert prepared_lines == list(text.lines(data / "sub" / file_name))
 
     monkeypatch.setenv("DRY_RUN", "1")
@@ -474,7 +485,7 @@ def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus, tmp_
 def test_a_lone_beginning_of_a_word_stays_at_a_cut(prepared_corpus):
     """fairseq would not find it anew in the text that is cut there."""
     data = prepared_corpus("pieces")
-    split = subwords.piece_splitter(data / "pieces.model")
+    split = subwords.make_piece_splitter(data / "pieces.model")
     word_beginning = "\u2581"
     for line in text.lines(data / "text" / "train.en"):
         pieces = split(line)
@@ -489,7 +500,7 @@ def test_a_lone_beginning_of_a_word_stays_at_a_cut(prepared_corpus):
         "keep-end": None,
         "truncate-source": num_pieces + 1,  # with the end-of-sentence symbol
     }
-    (prepared_line,) = translate.as_prepared(line, settings, data)
+    (prepared_line,) = translate.prepare_sentences(line, settings, data)
     assert prepared_line.split() == pieces[:num_pieces]
     assert prepared_line.endswith(f" {word_beginning}")
 

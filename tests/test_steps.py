@@ -50,7 +50,7 @@ def test_what_a_program_says(tmp_path, code, log, part):
 ])  # fmt: skip
 def test_the_first_error_is_the_reason(output, said):
     """Later ones may follow from it. Source code, progress and warnings only speak of errors."""
-    assert steps.reason(output) == said
+    assert steps.reason_of_failure(output) == said
 
 
 def test_a_folder_is_never_taken_for_an_option(tmp_path, monkeypatch):
@@ -64,7 +64,7 @@ def test_what_a_dry_run_is(value, is_shown, tmp_path, monkeypatch):
     """For the recipes and for the scripts around them."""
     monkeypatch.setenv("DRY_RUN", value)
     steps.run(["touch", tmp_path / "a"])
-    steps.make(tmp_path / "c", "echo c")
+    steps.make_file(tmp_path / "c", "echo c")
     source = f'source {ROOT}/scripts/common.sh; run touch "$1"'
     subprocess.run(["bash", "-c", source, "bash", tmp_path / "b"], check=True)
     assert [(tmp_path / name).exists() for name in "abc"] == [not is_shown] * 3
@@ -74,7 +74,7 @@ def test_files_are_whole_or_not_there(tmp_path):
     """Also on a full disk, where only one of two is written, and where any program of a pipe fails or was killed."""
     for command in ("seq 9 > /dev/full", "false | cat", r"printf '\xff' >&2; exit 1"):
         assert_refused(
-            lambda _, c=command: steps.make(tmp_path / "a", c, "; get room"), part="a was not made: .*; get room$"
+            lambda _, c=command: steps.make_file(tmp_path / "a", c, "; get room"), part="a was not made: .*; get room$"
         )
     with pytest.raises(ZeroDivisionError), steps.atomic_write(tmp_path / "b", tmp_path / "c") as (b, c):
         b.write_text("half")
@@ -88,8 +88,8 @@ def test_files_are_whole_or_not_there(tmp_path):
     alive, killed = (tmp_path / f"a.{socket.gethostname()}-{process}.part" for process in (1, 1 << 30))
     for part in (alive, killed):
         part.touch()
-    steps.make(tmp_path / "a", "false | echo one || true")
-    steps.make(tmp_path / "a", "echo other")  # one that is there is kept
+    steps.make_file(tmp_path / "a", "false | echo one || true")
+    steps.make_file(tmp_path / "a", "echo other")  # one that is there is kept
     assert (tmp_path / "a").read_text() == "one\n" and {*tmp_path.iterdir()} == {tmp_path / "a", alive}
 
 
@@ -168,7 +168,7 @@ def test_errors_are_one_line(tmp_path):
 @pytest.mark.parametrize("call, sent, code", [
     ("run(['bash', '-c', 'sleep 600 & wait'])", signal.SIGTERM, 143),  # as a scheduler or `timeout` sends it
     ("run(['bash', '-c', 'sleep 600 & wait'], Path('/dev/null'), print)", signal.SIGINT, 130),
-    ("make(Path('out'), 'sleep 600 | cat')", signal.SIGTERM, 143),
+    ("make_file(Path('out'), 'sleep 600 | cat')", signal.SIGTERM, 143),
     ("run(['bash', '-c', 'sleep 3; true'])", signal.SIGHUP, 0),  # not under nohup
 ])  # fmt: skip
 def test_what_a_recipe_has_started_ends_with_it(tmp_path, call, sent, code):

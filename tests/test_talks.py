@@ -49,7 +49,7 @@ def test_sentences_are_divided_as_fairseq_divides_them(archive, tmp_path):
         folder = archive.parent / "de-en"
         files = {"train": [folder / f"train.tags.de-en.{side}"]}
         files["test"] = [folder / f"IWSLT14.{name}.de-en.{side}.xml" for name in SETS]
-        talks.take_talks(files, tmp_path / "raw", side)
+        talks.write_talks(files, tmp_path / "raw", side)
     sentences = {name: list(text.lines(tmp_path / "raw" / name)) for name in ("train.en", "valid.en", "test.en")}
     assert sentences["train.en"][:3] == ["Title A", "this is Sentence of A", "this is Sentence A 0"]
     assert sentences["valid.en"] == ["this is Sentence A 20", "this is Sentence B 11"]  # the 23rd and the 46th line

@@ -230,12 +230,11 @@ def test_folders_of_several_corpora(tmp_path):
     mine = tmp_path / "mine"
     for name in ("CoLA/dev.tsv", "SST-2/dev.tsv", "mine/out/raw/dev.tsv", "mine/out/raw/dev.tsv.gz"):
         write(tmp_path / name, ["x"])
-    assert_refused(
-        lambda _: text.find(tmp_path, "**/dev.tsv"), part="has dev.tsv in CoLA, SST-2; name one of these folders"
-    )
-    assert text.find(mine, "**/dev.tsv") == [mine / "out" / "raw" / "dev.tsv"]
+    said = "has dev.tsv in CoLA, SST-2; name one of these folders"
+    assert_refused(lambda _: text.find_first_match(tmp_path, "**/dev.tsv"), part=said)
+    assert text.find_first_match(mine, "**/dev.tsv") == [mine / "out" / "raw" / "dev.tsv"]
     write(mine / "cnn" / "dev.tsv.gz", ["x"])
-    assert text.find(mine, "no.tsv **/dev.tsv") == [mine / "cnn" / "dev.tsv.gz"]
+    assert text.find_first_match(mine, "no.tsv **/dev.tsv") == [mine / "cnn" / "dev.tsv.gz"]
 
 
 def test_a_download(tmp_path, monkeypatch):
@@ -277,10 +276,12 @@ def test_a_text_is_that_of_its_corpus(tmp_path):
     write(tmp_path / "a.txt", ["an other text"])
     write(tmp_path / "b.txt.gz", ["", ""])
     said = r"a.txt: is not the text of this corpus \(by its SHA-256\)"
-    assert_refused(lambda _: text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
-    assert_refused(lambda _: text.take("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text")
+    assert_refused(lambda _: text.copy_lines("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
+    assert_refused(
+        lambda _: text.copy_lines("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text"
+    )
     assert not (tmp_path / "out").exists()
-    text.take("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
+    text.copy_lines("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
     assert (tmp_path / "out").read_text() == "an other text\n"
 
 
@@ -307,7 +308,7 @@ def test_the_real_corpora(real_text, tmp_path, corpus, folder, counts):
     """Every row is read. Other texts have their checksums."""
     if CORPORA[corpus].kind == "text":
         for split, paths in text.find_corpus_files(CORPORA[corpus], tmp_path, real_text(folder)).items():
-            text.take(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
+            text.copy_lines(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
         assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == counts
     else:
         found = read(corpus, real_text(folder), limit=20000)

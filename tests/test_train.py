@@ -354,8 +354,9 @@ def test_where_a_figure_is_from(tmp_path, monkeypatch):
     marked by other code, but not by a result, so that one cell does not mark the next."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    assert provenance.hardware(on_gpu=True) == "a GPU" and provenance.hardware(True, 16) == "16 × a GPU"
-    assert re.fullmatch(r"2 × (?!.*a GPU).*, 3 thread\(s\)", provenance.hardware(False, 2, 3))
+    assert provenance.describe_hardware(on_gpu=True) == "a GPU"
+    assert provenance.describe_hardware(True, 16) == "16 × a GPU"
+    assert re.fullmatch(r"2 × (?!.*a GPU).*, 3 thread\(s\)", provenance.describe_hardware(False, 2, 3))
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     assert provenance.commit() == ""
     code, cell = tmp_path / "code.py", tmp_path / "results" / "cell.json"
