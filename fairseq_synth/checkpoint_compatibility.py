@@ -80,12 +80,12 @@ def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
     is_model_folded = is_folded(synthesizer.state_dict())
     if is_saved_folded and not is_model_folded:
         raise SynthesizerError(
-            f"{attention}: these are weights of a model prepared for generation, which no other model can take; load "
-            "the checkpoint from which it was prepared"
+            f"{attention}: these are weights of a model prepared for generation, which no other model can load; use "
+            "the checkpoint file of that model"
         )
     if is_model_folded and not is_saved_folded:
         raise SynthesizerError(
-            f"{attention}: this model is prepared for generation and takes no weights any more; load them into a new "
+            f"{attention}: this model is prepared for generation and can no longer load weights; load them into a new "
             "model"
         )
 
@@ -114,7 +114,7 @@ def check_functions(prefix: str, saved: StateDict, has_queries: bool, synthesize
     if not has_same_functions or not has_same_projections:
         checkpoint_contents = describe_weights(saved_functions, has_queries)
         raise SynthesizerError(
-            f"{attention}: the checkpoint has {checkpoint_contents}; this model has "
+            f"{attention}: the checkpoint has {checkpoint_contents}, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)}"
         )
     # ``alpha`` has the learned weights of a convex mixture. A sum has none.
@@ -122,7 +122,7 @@ def check_functions(prefix: str, saved: StateDict, has_queries: bool, synthesize
     model_alpha = {key for key in model_keys if key.endswith("alpha")}
     if saved_alpha != model_alpha:
         mixture = "convex" if saved_alpha else "sum"
-        raise SynthesizerError(f"{attention}: the checkpoint was trained with --synth-mixture {mixture}; give that")
+        raise SynthesizerError(f"{attention}: the checkpoint was trained with --synth-mixture {mixture}; use that")
 
 
 def describe_weights(functions: set[str], has_queries: bool) -> str:
@@ -143,7 +143,7 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
         if key in saved and saved[key].shape != value.shape:
             raise SynthesizerError(
                 f"{prefix}synthesizer.{key} is {tuple(saved[key].shape)} in the checkpoint and "
-                f"{tuple(value.shape)} in this model; give the --synth-max-length, --synth-rank and attention "
+                f"{tuple(value.shape)} in this model; use the --synth-max-length, --synth-rank and attention "
                 "heads of the training"
             )
 
@@ -171,20 +171,20 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
     needs_further_weights = bool(synthesizer.state_dict())  # The weights of `vanilla` are not in here.
     if not has_several_kinds_of_heads and not computes_dot_products:
         raise SynthesizerError(
-            f"{attention}: the checkpoint has dot-product attention in this layer, this model has "
+            f"{attention}: the checkpoint has dot-product attention in this layer, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
     if needs_further_weights and has_several_kinds_of_heads:
         raise SynthesizerError(
-            f"{attention}: the checkpoint has dot-product attention in all heads, this model has heads of several "
+            f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of several "
             f"kinds; {advise_functions(attention)}"
         )
     if needs_further_weights and not may_start_from_stock:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
-            f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
-            f"in other layers; {advise_functions(attention)}, or take a complete checkpoint"
+            f"{attention}: the checkpoint has no weights of {missing} here, but weights of synthesizing functions "
+            f"in other layers; {advise_functions(attention)}, or use a complete checkpoint"
         )
 
 
@@ -221,14 +221,14 @@ def warn_of_other_output(attention: str, mixture: Mixture) -> None:
     is_convex = mixture.alpha is not None  # Only a convex mixture has a parameter alpha, the weights of its functions.
     if is_convex:
         logger.warning(
-            f"{attention}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
-            "starts with its output"
+            f"{attention}: --synth-mixture convex reduces the logits of the checkpoint; with --synth-mixture sum, "
+            "the model starts with the checkpoint's output"
         )
     for name, function in zip(mixture.components, mixture.functions()):
         is_dot_product = function.reads_query_key
         if not is_dot_product and not function.is_trained():
             # `zero_logits_` cannot set such logits to 0, so they are added to those of the checkpoint.
-            logger.warning(f"{attention}: {name} is not trained, so its logits stay: the output changes")
+            logger.warning(f"{attention}: {name} is not trained, so its logits change the output of the checkpoint")
 
 
 def function_names(synthesizer: LayerSynthesizer) -> list[str]:

@@ -34,7 +34,7 @@ def announce_limit(task: Any, limit: Limit | None) -> None:
         return
     check_padding(task, limit)
     known_limits.add(limit.tokens)
-    logger.info(f"{limit.flag} {limit.tokens}: longer sentences are skipped in training, refused elsewhere")
+    logger.info(f"{limit.flag} {limit.tokens}: training skips longer sentences, and other commands refuse them")
 
 
 def check_padding(task: Any, limit: Limit) -> None:
@@ -58,7 +58,7 @@ def check_padding(task: Any, limit: Limit) -> None:
     choices = " or ".join(str(length) for length in multiples if length > 0)
     raise SynthesizerError(
         f"--required-seq-len-multiple {multiple}: sentences of more than {lower_multiple} tokens would be padded "
-        f"beyond {limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {choices}"
+        f"beyond {limit.flag} {limit.tokens}; remove the flag, or train with {limit.flag} {choices}"
     )
 
 
@@ -160,7 +160,7 @@ def check_min_len(generation: Any, decoder: Any) -> None:
         return
     flag = "--synth-max-length" if decoder.max_length == limit else "--max-target-positions"
     raise SynthesizerError(
-        f"--min-len {min_len}: this model writes at most {longest_output} tokens and the end of sentence "
+        f"--min-len {min_len}: this model generates at most {longest_output} tokens and the end-of-sentence token "
         f"({flag} {limit}); choose at most {longest_output}"
     )
 
@@ -183,7 +183,7 @@ def check_fusion(generation: Any, max_length: int | None) -> None:
     most_tokens_read = generation.max_len_b + 1  # The language model reads the end of sentence before the output.
     if depends_on_source or most_tokens_read > max_length:
         raise SynthesizerError(
-            f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "
+            f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); use "
             f"--max-len-a 0 and at most --max-len-b {max_length - 1}, without --match-source-len"
         )
 

@@ -27,7 +27,7 @@ LINFORMER_FLAGS = [
         "linformer_sharing",
         ChoiceEnum(SHARING),
         "layerwise",
-        "which projections are one: 'none', those of all heads ('headwise'), also those of keys and values "
+        "which projections are shared: 'none', those of all heads ('headwise'), also those of keys and values "
         "('key-value'), also those of all layers ('layerwise')",
     ),
 ]
@@ -209,8 +209,8 @@ class RobertaLinformer(SynthesizerRoberta):
                 weight = state_dict.get(name)
                 if weight is not None and first_weight is not None and not torch.equal(weight, first_weight):
                     raise SynthesizerError(
-                        f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are one in this "
-                        "model, and differ in the checkpoint; give the --linformer-sharing of the training"
+                        f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are the same in "
+                        "this model, but differ in the checkpoint; use the --linformer-sharing of the training"
                     )
 
     def projection_names(self) -> list[list[str]]:

@@ -132,8 +132,8 @@ class SynthesizerModel:
         needed = cls.needed_kind(task)
         if needed != cls.kind:
             raise SynthesizerError(
-                f"--task: this task needs {with_article(needed)}, and the model, of --arch or of the checkpoint, is "
-                f"{with_article(cls.kind)}; take --task {cls.task_names}, or another model"
+                f"--task: this task needs {with_article(needed)}, but the model of --arch or of the checkpoint is "
+                f"{with_article(cls.kind)}; use --task {cls.task_names}, or another model"
             )
         return to_namespace(cfg, cls.config)
 
@@ -168,7 +168,7 @@ class SynthesizerModel:
         kind = kind_of_weights(state_dict)
         if kind is not None and kind != self.kind:
             raise SynthesizerError(
-                f"the checkpoint is of {with_article(kind)}, this model is {with_article(self.kind)}; give a "
+                f"the checkpoint contains {with_article(kind)}, but this model is {with_article(self.kind)}; use a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
         # Either all layers start from a stock Transformer's attention, or none does. But a layer that loads its weights
@@ -190,7 +190,7 @@ class SynthesizerModel:
         `torch.jit.script` calls this.
         """
         raise SynthesizerError(
-            f"{type(self).__name__}: TorchScript is not supported; run the model in Python, or compile it with "
+            f"{type(self).__name__}: TorchScript is not supported; use the model in Python, or compile it with "
             "torch.compile"
         )
 
@@ -207,7 +207,7 @@ def read_overrides(overrides: str | dict[str, Any]) -> dict[str, Any]:
     except (ValueError, SyntaxError):
         settings = None
     if not isinstance(settings, dict):
-        raise SynthesizerError(f"from_pretrained: model_overrides={overrides!r}: give a dict")
+        raise SynthesizerError(f"from_pretrained: model_overrides={overrides!r}: must be a dict")
     return settings
 
 
@@ -242,7 +242,7 @@ def check_model(model: str, checkpoints: str) -> None:
         for name in checkpoints.split(os.pathsep):
             path = os.path.join(model, name)
             if not os.path.exists(path):
-                raise SynthesizerError(f"from_pretrained: {path}: no such checkpoint; give checkpoint_file=...")
+                raise SynthesizerError(f"from_pretrained: {path}: no such checkpoint; set checkpoint_file=...")
 
 
 def find_data(model: str, data: str) -> str:
@@ -285,7 +285,7 @@ def check_folder_or_archive(path: str, advice: str) -> None:
     if not os.path.exists(path):
         raise SynthesizerError(f"from_pretrained: {path}: no such folder")
     if not os.path.isdir(path) and not tarfile.is_tarfile(path):
-        raise SynthesizerError(f"from_pretrained: {path}: is no folder; {advice}")
+        raise SynthesizerError(f"from_pretrained: {path}: is not a folder; {advice}")
 
 
 def check_choices(settings: dict[str, Any]) -> None:

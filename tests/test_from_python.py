@@ -64,7 +64,7 @@ def test_what_from_pretrained_accepts(model, data, tmp_path, monkeypatch):
         ({"checkpoint_file": "other.pt"}, "{model}/other.pt: no such checkpoint"),
         (
             {"model_name_or_path": "{model}/checkpoint_last.pt"},
-            "checkpoint_last.pt: is no folder; give its folder, and",
+            "checkpoint_last.pt: is not a folder; give its folder, and",
         ),
         ({"data_name_or_path": "{model}"}, "no data of a pair of languages is in this folder"),
         ({"data_name_or_path": "{model}/words/dict.en.txt"}, "dict.en.txt: is no folder"),
@@ -74,7 +74,7 @@ def test_what_from_pretrained_accepts(model, data, tmp_path, monkeypatch):
         ({"bpe": "sentencepiece"}, "sentencepiece_model is missing; give sentencepiece_model=..."),
         ({"bpe": "subword_nmt"}, "bpe_codes is missing"),
         ({"bpe": "subword_nmt", "bpe_codes": "/nowhere"}, "/nowhere"),
-        ({"model_overrides": "[]"}, r"model_overrides='\[\]': give a dict"),
+        ({"model_overrides": "[]"}, r"model_overrides='\[\]': must be a dict"),
     ],
     ids=str,
 )
