@@ -67,7 +67,7 @@ def test_what_from_pretrained_accepts(model, data, tmp_path, monkeypatch):
             "checkpoint_last.pt: is not a folder; give its folder, and",
         ),
         ({"data_name_or_path": "{model}"}, "no data of a pair of languages is in this folder"),
-        ({"data_name_or_path": "{model}/words/dict.en.txt"}, "dict.en.txt: is no folder"),
+        ({"data_name_or_path": "{model}/words/dict.en.txt"}, "dict.en.txt: is not a folder"),
         ({"data_name_or_path": "./nowhere"}, "{model}/./nowhere: no such folder"),
         ({"bpe": "subwordnmt"}, "bpe='subwordnmt': choose from .*subword_nmt"),
         ({"tokenizer": "mose"}, "tokenizer='mose': choose from .*moses"),
