@@ -54,7 +54,7 @@ def make_parser(description: str, variants: list[str], rounds: int) -> argparse.
 def set_up_device(args: argparse.Namespace) -> None:
     """Sets the number of CPU threads, and ends with a one-line error if --device cuda finds no GPU."""
     if args.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("error: --device cuda: this machine has no GPU that torch can use; take --device cpu")
+        sys.exit("error: --device cuda: this machine has no GPU that torch can use; use --device cpu")
     torch.set_num_threads(args.threads)
 
 

@@ -35,7 +35,7 @@ def find_configs(package: Path) -> Path:
     for folder in (package / "configs", package.parent / "configs"):
         if folder.is_dir():
             return folder
-    raise SynthesizerError(f"{package}: has no configs; install the package again, or take them from a clone")
+    raise SynthesizerError(f"{package}: has no configs; install the package again, or use the configs of a clone")
 
 
 def format_flags() -> str:

@@ -81,12 +81,12 @@ def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
     is_model_folded = is_folded(synthesizer.state_dict())
     if is_saved_folded and not is_model_folded:
         raise SynthesizerError(
-            f"{attention}: these are weights of a model prepared for generation, which no other model can take; load "
-            "the checkpoint from which it was prepared"
+            f"{attention}: these are weights of a model prepared for generation, which no other model can load; use "
+            "the checkpoint file of that model"
         )
     if is_model_folded and not is_saved_folded:
         raise SynthesizerError(
-            f"{attention}: this model is prepared for generation and takes no weights any more; load them into a new "
+            f"{attention}: this model is prepared for generation and can no longer load weights; load them into a new "
             "model"
         )
 
@@ -118,7 +118,7 @@ def check_functions(prefix: str, saved: StateDict, saved_has_queries: bool, synt
         return
     attention = prefix.removesuffix(".")
     raise SynthesizerError(
-        f"{attention}: the checkpoint has {describe_weights(saved_functions, saved_has_queries)}; this model has "
+        f"{attention}: the checkpoint has {describe_weights(saved_functions, saved_has_queries)}, but this model has "
         f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)}"
     )
 
@@ -137,7 +137,7 @@ def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
     if saved_alphas != model_alphas:
         attention = prefix.removesuffix(".")
         mixture = "convex" if saved_alphas else "sum"
-        raise SynthesizerError(f"{attention}: the checkpoint was trained with --synth-mixture {mixture}; give that")
+        raise SynthesizerError(f"{attention}: the checkpoint was trained with --synth-mixture {mixture}; use that")
 
 
 def describe_weights(functions: set[str], has_queries: bool) -> str:
@@ -158,7 +158,7 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
         if key in saved and saved[key].shape != value.shape:
             raise SynthesizerError(
                 f"{prefix}synthesizer.{key} is {tuple(saved[key].shape)} in the checkpoint and "
-                f"{tuple(value.shape)} in this model; give the --synth-max-length, --synth-rank and attention "
+                f"{tuple(value.shape)} in this model; use the --synth-max-length, --synth-rank and attention "
                 "heads of the training"
             )
 
@@ -181,7 +181,7 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
     has_several_kinds_of_heads = len(mixtures) > 1
     if not has_several_kinds_of_heads and not mixtures[0].reads_query_key:
         raise SynthesizerError(
-            f"{attention}: the checkpoint has dot-product attention in this layer, this model has "
+            f"{attention}: the checkpoint has dot-product attention in this layer, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
@@ -190,14 +190,14 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
         return
     if has_several_kinds_of_heads:
         raise SynthesizerError(
-            f"{attention}: the checkpoint has dot-product attention in all heads, this model has heads of several "
+            f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of several "
             f"kinds; {advise_functions(attention)}"
         )
     if not may_start_from_stock:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
-            f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
-            f"in other layers; {advise_functions(attention)}, or take a complete checkpoint"
+            f"{attention}: the checkpoint has no weights of {missing} here, but weights of synthesizing functions "
+            f"in other layers; {advise_functions(attention)}, or use a complete checkpoint"
         )
 
 
@@ -234,14 +234,14 @@ def warn_of_other_output(attention: str, mixture: Mixture) -> None:
     is_convex = mixture.alpha is not None  # Only a convex mixture has a parameter alpha, the weights of its functions.
     if is_convex:
         logger.warning(
-            f"{attention}: --synth-mixture convex scales the logits of the checkpoint down; --synth-mixture sum "
-            "starts with its output"
+            f"{attention}: --synth-mixture convex reduces the logits of the checkpoint; with --synth-mixture sum, "
+            "the model starts with the checkpoint's output"
         )
     for name, function in zip(mixture.components, mixture.functions()):
         is_dot_product = function.reads_query_key
         if not is_dot_product and not function.is_trained():
             # `zero_logits_` cannot set such logits to 0, so they are added to those of the checkpoint.
-            logger.warning(f"{attention}: {name} is not trained, so its logits stay: the output changes")
+            logger.warning(f"{attention}: {name} is not trained, so its logits change the output of the checkpoint")
 
 
 def function_names(synthesizer: LayerSynthesizer) -> list[str]:

@@ -42,24 +42,24 @@ SYNTHESIZER_FLAGS = [
         "synth_max_length",
         int,
         256,
-        "longest sentence in tokens that the model can read or write, end of sentence included: the size of the "
-        "synthesized matrices (l in the paper). Fixed once trained. No limit for vanilla; for relative_random the "
-        "largest distance that is told apart",
+        "maximum length of a sentence in tokens, including the end-of-sentence token (l in the paper). It cannot be "
+        "changed after training. vanilla accepts sentences of any length, and so does relative_random, which treats "
+        "distances above this maximum alike",
     ),
     make_flag(
         "synth_beyond_length",
         ChoiceEnum(BEYOND_LENGTH),
         "refuse",
-        "what to do with sentences longer than --synth-max-length: 'refuse' them, or 'tile' the synthesized matrices, "
-        "so that position p uses row and column p mod l",
+        "what to do with sentences longer than --synth-max-length: 'refuse' them, or 'tile' the synthesized matrices: "
+        "position p uses row and column p mod l",
     ),
     make_flag("synth_rank", int, 8, "rank of the two matrices of factorized_random (k in the paper)"),
     make_flag(
         "synth_mixture",
         ChoiceEnum(MIXTURES),
         "convex",
-        "how functions joined by '+' mix: 'convex' weighs them by learned weights that sum to 1 (the paper's), 'sum' "
-        "adds their logits, so that a model can start from a trained stock Transformer",
+        "how the logits of a mixture (functions joined by '+') are combined: 'convex' learns weights that sum to 1, as "
+        "in the paper; 'sum' adds the logits, so that a model can start from a trained Transformer of fairseq",
     ),
 ]
 
@@ -68,13 +68,13 @@ def stack_flag(stack: str) -> Flag:
     """Returns the flag that chooses the functions of a stack, ``encoder`` or ``decoder``."""
     functions = ", ".join(synthesizers.SYNTHESIZERS)
     help_text = (
-        f"what computes the attention logits in the {stack}'s self-attention: one of {functions}, or several joined by "
-        "'+' (random+vanilla); one for all layers, or one for each layer separated by commas (random,random,vanilla "
-        "for three layers); heads of different kinds in one layer are separated by '/', with their numbers "
-        "(random:6/vanilla:2 for eight heads)"
+        f"function that computes the logits of the {stack}'s self-attention: one of {functions}, or a mixture joined "
+        "by '+' (random+vanilla). Give one function for all layers, or one per layer, separated by commas "
+        "(random,random,vanilla for three layers). To use several functions in the heads of a layer, separate them by "
+        "'/' and give the numbers of heads (random:6/vanilla:2 for eight heads)"
     )
     if stack == "decoder":
-        help_text += ". Attention to an encoder is never replaced"
+        help_text += ". Cross-attention is never replaced"
     return make_flag(f"{stack}_synthesizer", str, "random+vanilla", help_text)
 
 
@@ -217,7 +217,7 @@ def check_and_parse_flags(args: argparse.Namespace, stacks: Sequence[str]) -> ar
     check_at_least(args, "synth_max_length", 2)  # a token and the end of the sentence
     check_at_least(args, "synth_rank", 1)
     if getattr(args, "base_layers", 0):
-        raise SynthesizerError(f"--base-layers {args.base_layers}: such layers have no attention; leave the flag out")
+        raise SynthesizerError(f"--base-layers {args.base_layers}: base layers are not supported; remove the flag")
     head_groups = {}
     for stack in stacks:
         check_attention(args, stack)
@@ -250,7 +250,7 @@ def check_attention(args: argparse.Namespace, stack: str) -> None:
         )
     if getattr(args, f"{stack}_xformers_att_config", None):
         raise SynthesizerError(
-            f"--{stack}-xformers-att-config: is for fairseq's attention, which this model replaces; leave it out"
+            f"--{stack}-xformers-att-config: is only for fairseq's attention, which this model replaces; remove it"
         )
 
 
@@ -273,7 +273,7 @@ def read_layers(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, .
         groups_of_layers *= num_layers  # A value without commas is for all layers.
     if len(groups_of_layers) != num_layers:
         raise SynthesizerError(
-            f"{flag} {spec!r} names {len(groups_of_layers)} layers, --{stack}-layers is {num_layers}"
+            f"{flag} {spec!r} names {len(groups_of_layers)} layers, but --{stack}-layers is {num_layers}"
         )
     # The flag is for all layers, also those that --{stack}-layers-to-keep leaves out.
     return [groups_of_layers[layer] for layer in kept_layers(args, stack)]
@@ -300,8 +300,8 @@ def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
     has_unknown_number = any(number not in existing_numbers for number in numbers)
     if has_repetition or has_unknown_number:
         raise SynthesizerError(
-            f"--{stack}-layers-to-keep {layers_to_keep!r}: give numbers of layers, 0 to {num_layers - 1}, joined by "
-            "commas, each once"
+            f"--{stack}-layers-to-keep {layers_to_keep!r}: give layers from 0 to {num_layers - 1}, separated by "
+            "commas, and name each layer once"
         )
     return sorted(int(number) for number in numbers)
 

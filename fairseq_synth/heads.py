@@ -59,7 +59,7 @@ def share_heads(num_groups: int, num_heads: int, source: str) -> list[int]:
     """
     if num_heads % num_groups:
         raise SynthesizerError(
-            f"{source}: {num_heads} heads cannot be shared out equally among {num_groups} groups; give "
+            f"{source}: {num_heads} heads cannot be divided equally among {num_groups} groups; give "
             "their numbers, as in random:6/vanilla:2"
         )
     return [num_heads // num_groups] * num_groups
@@ -82,7 +82,7 @@ def parse_sizes(sizes: list[str], num_heads: int, source: str) -> list[int]:
     numbers = [int(size) for size in sizes]
     if sum(numbers) != num_heads:
         raise SynthesizerError(
-            f"{source}: {' + '.join(sizes)} heads are not the {num_heads} attention heads of the layer"
+            f"{source}: {' + '.join(sizes)} heads do not add up to the {num_heads} attention heads of the layer"
         )
     return numbers
 

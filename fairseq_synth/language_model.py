@@ -149,8 +149,8 @@ def check_shared_matrix(args: argparse.Namespace) -> None:
     for name in ("adaptive_input", "character_embeddings"):
         if getattr(args, name):
             raise SynthesizerError(
-                f"--share-decoder-input-output-embed: {flag_name(name)} has no one matrix to share with the output; "
-                "leave one of the two out"
+                f"--share-decoder-input-output-embed: {flag_name(name)} has no single matrix to share with the output; "
+                "remove one of the two flags"
             )
 
 
@@ -159,7 +159,7 @@ def check_tied_adaptive_weights(args: argparse.Namespace) -> None:
     if not args.tie_adaptive_weights:
         return
     if not args.adaptive_input:
-        raise SynthesizerError("--tie-adaptive-weights shares weights with --adaptive-input: give that too")
+        raise SynthesizerError("--tie-adaptive-weights: needs --adaptive-input; add it")
     check_equal(args, "adaptive_input_factor", "adaptive_softmax_factor")
     check_equal(args, "adaptive_input_cutoff", "adaptive_softmax_cutoff")
     check_equal(args, "decoder_input_dim", "decoder_output_dim")
@@ -178,7 +178,7 @@ def check_equal(args: argparse.Namespace, input_name: str, output_name: str) -> 
     if input_value != output_value:
         input_flag = f"{flag_name(input_name)} {input_value}"
         output_flag = f"{flag_name(output_name)} {output_value}"
-        raise SynthesizerError(f"--tie-adaptive-weights: {input_flag} and {output_flag} have to be equal")
+        raise SynthesizerError(f"--tie-adaptive-weights: {input_flag} and {output_flag} must be equal")
 
 
 def flag_name(name: str) -> str:

@@ -34,7 +34,7 @@ def announce_limit(task: Any, limit: Limit | None) -> None:
         return
     check_padding(task, limit)
     known_limits.add(limit.tokens)
-    logger.info(f"{limit.flag} {limit.tokens}: longer sentences are skipped in training, refused elsewhere")
+    logger.info(f"{limit.flag} {limit.tokens}: training skips longer sentences, and other commands refuse them")
 
 
 def check_padding(task: Any, limit: Limit) -> None:
@@ -59,7 +59,7 @@ def check_padding(task: Any, limit: Limit) -> None:
     choices = f"{lower_multiple} or {higher_multiple}" if lower_multiple > 0 else str(higher_multiple)
     raise SynthesizerError(
         f"--required-seq-len-multiple {multiple}: sentences of more than {lower_multiple} tokens would be padded "
-        f"beyond {limit.flag} {limit.tokens}; leave it out, or train with {limit.flag} {choices}"
+        f"beyond {limit.flag} {limit.tokens}; remove the flag, or train with {limit.flag} {choices}"
     )
 
 
@@ -168,8 +168,8 @@ def check_min_len(generation: Any, decoder: Any) -> None:
     else:
         limiting_flag = "--max-target-positions"
     raise SynthesizerError(
-        f"--min-len {min_len}: this model writes at most {longest_output} tokens and the end of sentence "
-        f"({limiting_flag} {num_positions}); choose at most {longest_output}"
+        f"--min-len {min_len}: this model generates at most {longest_output} tokens and the end-of-sentence "
+        f"token ({limiting_flag} {num_positions}); choose at most {longest_output}"
     )
 
 
@@ -195,7 +195,7 @@ def check_fusion(generation: Any, decoder: Any) -> None:
     most_tokens_read = generation.max_len_b + 1
     if depends_on_source or most_tokens_read > max_length:
         raise SynthesizerError(
-            f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); give "
+            f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); use "
             f"--max-len-a 0 and at most --max-len-b {max_length - 1}, without --match-source-len"
         )
 

@@ -27,7 +27,7 @@ LINFORMER_FLAGS = [
         "linformer_sharing",
         ChoiceEnum(SHARING),
         "layerwise",
-        "which projections are one: 'none', those of all heads ('headwise'), also those of keys and values "
+        "which projections are shared: 'none', those of all heads ('headwise'), also those of keys and values "
         "('key-value'), also those of all layers ('layerwise')",
     ),
 ]
@@ -208,8 +208,8 @@ class RobertaLinformer(SynthesizerRoberta):
                     continue  # torch itself raises an error if the checkpoint lacks a weight.
                 if not torch.equal(state_dict[name], state_dict[first_name]):
                     raise SynthesizerError(
-                        f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are one in this "
-                        "model, and differ in the checkpoint; give the --linformer-sharing of the training"
+                        f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are the same in "
+                        "this model, but differ in the checkpoint; use the --linformer-sharing of the training"
                     )
 
     def projection_names(self) -> list[list[str]]:

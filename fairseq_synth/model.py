@@ -132,8 +132,8 @@ class SynthesizerModel:
         needed = cls.needed_kind(task)
         if needed != cls.kind:
             raise SynthesizerError(
-                f"--task: this task needs {with_article(needed)}, and the model, of --arch or of the checkpoint, is "
-                f"{with_article(cls.kind)}; take --task {cls.task_names}, or another model"
+                f"--task: this task needs {with_article(needed)}, but the model of --arch or of the checkpoint is "
+                f"{with_article(cls.kind)}; use --task {cls.task_names}, or another model"
             )
         return to_namespace(cfg, cls.config)
 
@@ -169,7 +169,7 @@ class SynthesizerModel:
         kind = kind_of_weights(state_dict)
         if kind is not None and kind != self.kind:
             raise SynthesizerError(
-                f"the checkpoint is of {with_article(kind)}, this model is {with_article(self.kind)}; give a "
+                f"the checkpoint contains {with_article(kind)}, but this model is {with_article(self.kind)}; use a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
         self.set_may_start_from_stock(state_dict)
@@ -201,7 +201,7 @@ class SynthesizerModel:
         `torch.jit.script` calls this.
         """
         raise SynthesizerError(
-            f"{type(self).__name__}: TorchScript is not supported; run the model in Python, or compile it with "
+            f"{type(self).__name__}: TorchScript is not supported; use the model in Python, or compile it with "
             "torch.compile"
         )
 
@@ -218,7 +218,7 @@ def read_overrides(overrides: str | dict[str, Any]) -> dict[str, Any]:
     except (ValueError, SyntaxError):
         settings = None
     if not isinstance(settings, dict):
-        raise SynthesizerError(f"from_pretrained: model_overrides={overrides!r}: give a dict")
+        raise SynthesizerError(f"from_pretrained: model_overrides={overrides!r}: must be a dict")
     return settings
 
 
@@ -259,7 +259,7 @@ def check_model(model: str, checkpoints: str) -> None:
     for name in checkpoints.split(os.pathsep):
         path = os.path.join(model, name)
         if not os.path.exists(path):
-            raise SynthesizerError(f"from_pretrained: {path}: no such checkpoint; give checkpoint_file=...")
+            raise SynthesizerError(f"from_pretrained: {path}: no such checkpoint; set checkpoint_file=...")
 
 
 def find_data(model: str, data: str) -> str:
@@ -306,7 +306,7 @@ def check_folder_or_archive(path: str, advice_about_file: str) -> None:
     if not os.path.exists(path):
         raise SynthesizerError(f"from_pretrained: {path}: no such folder")
     if not os.path.isdir(path) and not tarfile.is_tarfile(path):
-        raise SynthesizerError(f"from_pretrained: {path}: is no folder; {advice_about_file}")
+        raise SynthesizerError(f"from_pretrained: {path}: is not a folder; {advice_about_file}")
 
 
 def check_choices(settings: dict[str, Any]) -> None:

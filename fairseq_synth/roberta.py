@@ -164,8 +164,8 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
             num_classes = head.out_proj.out_features
             if weight is not None and len(weight) != num_classes:
                 raise SynthesizerError(
-                    f"--num-classes {num_classes}: the head {name!r} of the checkpoint has {len(weight)} classes; give "
-                    "that, another --classification-head-name, or leave --load-checkpoint-heads out"
+                    f"--num-classes {num_classes}: the head {name!r} of the checkpoint has {len(weight)} classes; use "
+                    "that number, set another --classification-head-name, or remove --load-checkpoint-heads"
                 )
 
     @classmethod

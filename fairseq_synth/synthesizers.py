@@ -248,8 +248,8 @@ def factorize(length: int) -> tuple[int, int]:
             return a, length // a
     # The number after a prime above 3 is even, and so a product. The numbers up to 3 have 4 as the next product.
     raise SynthesizerError(
-        f"--synth-max-length {length}: factorized_dense needs a product a*b with a, b > 1; "
-        f"take {max(4, length + 1)}, for example"
+        f"--synth-max-length {length}: for factorized_dense, the length must be a product a*b with a, b > 1; "
+        f"use {max(4, length + 1)}, for example"
     )
 
 

@@ -102,10 +102,10 @@ def check_supported(args: argparse.Namespace) -> None:
     """Raises SynthesizerError for flags of fairseq's Transformer that have no meaning in this model."""
     if args.cross_self_attention:
         raise SynthesizerError(
-            "--cross-self-attention joins the encoder's keys to the decoder's; synthesized logits have no such keys: "
-            "leave the flag out"
+            "--cross-self-attention: not supported, because synthesized logits have no keys of the encoder; "
+            "remove the flag"
         )
     if args.tie_adaptive_weights:
         raise SynthesizerError(
-            "--tie-adaptive-weights shares weights with --adaptive-input, which only language models have: leave it out"
+            "--tie-adaptive-weights: needs --adaptive-input, which only language models have; remove the flag"
         )

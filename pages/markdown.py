@@ -65,7 +65,7 @@ def explain_dagger(models: Iterable[str]) -> str:
     """Returns the line below a table that explains the dagger in `model_label`; empty if none of the models has one."""
     if not any(DAGGER in model_label(model) for model in models):
         return ""
-    return f"{DAGGER} [not the paper's](deviations.md#functions-that-are-not-the-papers)\n"
+    return f"{DAGGER} [not in the paper](deviations.md#functions-that-are-not-the-papers)\n"
 
 
 def folded(title: str, lines: Iterable[str]) -> str:

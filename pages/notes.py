@@ -64,7 +64,7 @@ def list_extra_options(runs: Sequence[Record]) -> list[str]:
     for options in sorted(runs_by_options):
         if options:
             number = runs_by_options[options]
-            lines.append(f"Options of {number} of the {len(runs)} runs: `{options}`")
+            lines.append(f"Additional options of {number} of the {len(runs)} runs: `{options}`")
     return lines
 
 

@@ -146,7 +146,7 @@ def results_table(name: str, dataset: str = "") -> str:
     models_run = [run["model"] for run in runs]
     models = distinct([*table.models(), *models_run])
     models_shown = [model for model in models if model in table.published() or model in models_run]
-    no_run_note = f"Nobody has run {reproduce_command(table)} yet.\n"
+    no_run_note = f"We have not run {reproduce_command(table)} yet.\n"
     if not models_shown:
         return no_run_note
     model_columns = list_columns(table, columns, runs, models, name_dataset=not dataset)
@@ -238,7 +238,7 @@ def our_score_and_difference_columns(table: Table, column: Column, runs_by_model
     """Returns one column with the scores in all metrics, and one with the differences in the main metric.
 
     This is for all tasks but translation, which has a pair of columns for each metric. For example, the columns of a
-    data set with two metrics are headed "MRPC (F1/accuracy), here" and "minus the Transformer, F1".
+    data set with two metrics are headed "MRPC (F1/accuracy), ours" and "minus the Transformer, F1".
     """
     headings_by_metric = shown_metrics(table, column)
     metrics = list(headings_by_metric)
@@ -255,7 +255,7 @@ def our_score_and_difference_columns(table: Table, column: Column, runs_by_model
 
 def here(table: Table) -> str:
     """Returns the end of the headings of our figures, which tells them from the paper's if the table has both."""
-    return ", here" if table.paper else ""
+    return ", ours" if table.paper else ""
 
 
 def score_column(table: Table, runs_by_model: RunsByModel, metrics: Sequence[str], heading: str) -> ModelColumn:
@@ -281,7 +281,7 @@ def speed_columns(table: Table, column: Column, models: Iterable[str]) -> list[M
     cells = {}
     for model in models:
         cells[model] = f"{speed_ups[model].ratio:.2f}" if model in speed_ups else NOT_RUN
-    heading = f"{column_heading(table, column)}, {STEPS_PER_SECOND} over {baseline_name(table)}'s, here"
+    heading = f"{column_heading(table, column)}, training speed relative to {baseline_name(table)}"
     return [ModelColumn(heading, cells)]
 
 

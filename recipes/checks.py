@@ -45,7 +45,7 @@ def note_missing_merges(codes: Path, merges: int) -> None:
     """Prints a note if BPE has learned fewer merges than were asked for. `codes`: the file that has a line for each."""
     number_learned = sum(1 for _ in lines(codes)) - 1  # the first line names the version
     if number_learned < merges:
-        print(f"note: --merges {merges} is more than the text gives; BPE has learned {number_learned:,}")
+        print(f"note: --merges {merges} is more than the text allows; BPE has learned only {number_learned:,}")
 
 
 def warn_of_unknown_subwords(share: float, merges: int, training_subwords: int) -> None:
@@ -61,7 +61,7 @@ def warn_of_unknown_subwords(share: float, merges: int, training_subwords: int) 
     if share > MOST_UNKNOWN and proposed_merges < merges:
         cause = f"--merges {merges} is too large for so little training text"
         fix = f"try --merges {proposed_merges} in another folder"
-        print(f"warning: {100 * share:.1f} % of the validation and test sets become <unk>: {cause}; {fix}")
+        print(f"warning: {100 * share:.1f} % of the validation and test subwords are unknown (<unk>): {cause}; {fix}")
 
 
 def read_dictionary(file: Path) -> dict[str, int]:
@@ -288,7 +288,7 @@ def explain_changes(side: PreparedSide, changed: Sequence[Line]) -> str:
         changed: the lines that are not the same as before.
     """
     if side.subwords == "sentencepiece":
-        return "--nfkc makes letters alike; leave it out"
+        return "--nfkc changes characters; remove the flag"
     fix = "--subwords sentencepiece gives all back"
     if side.language not in MOSES:
         return f"Moses' tokeniser does not know {side.language}; {fix}"

@@ -75,7 +75,7 @@ def read_examples(
         examples = draw_labelled_examples(examples, limit)
         refuse_unknown_labels(corpus, examples)
     if not examples["train"]:
-        print(f"{corpus.name}: no training set; it gets eight tenths of the test set, and the validation set one")
+        print(f"{corpus.name}: has no training set, so the test set is split: 80 % training, 10 % validation")
         examples = divide_test_set(examples["test"])
     if not examples["valid"]:
         division = split_off(examples["train"], share=0.1)
@@ -83,7 +83,7 @@ def read_examples(
         examples["valid"] = division.drawn
     for split in SPLITS:
         if not examples[split]:
-            raise UserError(f"{corpus.name}: has too few examples; none is left for the {split} set")
+            raise UserError(f"{corpus.name}: has too few examples: the {split} set would be empty")
     return examples
 
 
@@ -191,7 +191,7 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
             empty_side = "target" if example.source else "text"
             raise UserError(f"{where} has an empty {empty_side}; remove it")
     if number_left_out:
-        print(f"{path}: {number_left_out} example(s) with an empty side are left out")
+        print(f"{path}: {number_left_out} example(s) with an empty side are skipped")
 
 
 def read_rows(corpus: Corpus, path: Path) -> Rows:
@@ -355,7 +355,7 @@ def read_table(corpus: Corpus, path: Path) -> Rows:
             raise UserError(f"{path}: line {line_number} has {len(cells)} column(s), not {expected}")
         is_first_row = False
     if number_of_broken_rows:
-        print(f"{path}: {number_of_broken_rows} row(s) with fewer than {len(columns)} columns are left out")
+        print(f"{path}: {number_of_broken_rows} row(s) with fewer than {len(columns)} columns are skipped")
 
 
 def read_imdb_text(path: Path) -> NumberedRow:

@@ -61,7 +61,7 @@ def read_pairs(files: FilePair, clean: Callable[[str], str] = one_line) -> Itera
     for number_read, (source, target) in enumerate(both_sides):  # how many pairs were read before this one
         if source is None or target is None:
             shorter = files.source if source is None else files.target
-            raise UserError(f"{shorter}: ends after {number_read} lines, and the other side does not")
+            raise UserError(f"{shorter}: has only {number_read} lines, but the other side has more")
         yield Pair(clean(source), clean(target))
 
 
@@ -148,7 +148,7 @@ def clean_pairs(
         if not counts.used:  # raised inside of the block, so that no empty files remain
             total = sum(counts.left_out.values())
             reasons = counts.describe_left_out() or "no text"
-            raise UserError(f"{prefixes[0]}: no pair of {total} is left ({reasons})")
+            raise UserError(f"{prefixes[0]}: none of the {total} pairs can be used ({reasons})")
     counts.report()
 
 
@@ -179,7 +179,7 @@ def read_checked_pairs(files: Sequence[FilePair], limits: Limits, clean: Callabl
             fault = limits.fault(cleaned)
             if fault and limits.keep_all:
                 place = f"{file_pair.source}: line {number} here or in {file_pair.target.name}"
-                raise UserError(f"{place} is {fault}; none may be dropped")
+                raise UserError(f"{place} is {fault}; no line of this text may be dropped")
             yield CheckedPair(raw, cleaned, fault)
 
 
@@ -212,7 +212,7 @@ class PairCounts:
         left_out = f", left out: {self.describe_left_out()}" if self.left_out else ""
         print(f"{self.used} pairs{left_out}")
         if self.composed:
-            print(f"{self.composed} pairs had letters and accents apart (NFD); they are composed now (NFC)")
+            print(f"{self.composed} pairs had letters with separate accents (NFD), which are composed now (NFC)")
         if self.replaced:
             replaced = "pairs had characters that Unicode's canonical form (NFC) replaces by others"
             print(f"{self.replaced} {replaced}, such as the sign of ohm (U+2126) by the letter omega (U+03A9)")
@@ -285,7 +285,7 @@ def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path
     total = sum(1 for _ in _pairs_with_text(files))
     number_per_split = min(MOST_HELD_OUT, total // 10)
     if number_per_split == 0:
-        raise UserError(f"{text_name}: {total} pairs are too few to hold some out for {' and '.join(splits)}")
+        raise UserError(f"{text_name}: {total} pairs are too few to hold out some of them for {' and '.join(splits)}")
     drawn_indices = random.Random(SEED).sample(range(total), number_per_split * len(splits))
     # The indices are in random order, and the splits take turns. So each split gets a random sample of the text.
     split_by_index: dict[int, str] = {}

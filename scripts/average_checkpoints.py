@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Averages the weights of checkpoints, as papers on Transformers do before they translate.
+"""Averages the weights of several checkpoints.
 
     python scripts/average_checkpoints.py --inputs DIR --num-epoch-checkpoints 5 --output DIR/checkpoint_avg.pt
     python scripts/average_checkpoints.py --inputs A.pt B.pt --output checkpoint_avg.pt
 
-fairseq has this script in its repository, but in none of its packages. The flags are the same. It loads only files
-that are safe to load, and the output gets its name when it is complete.
+The flags are the same as in fairseq's script average_checkpoints.py, which is not part of fairseq's packages. Unlike
+fairseq's script, this script never runs code from a checkpoint, and never leaves an incomplete output file.
 """
 
 import argparse
@@ -36,12 +36,12 @@ def main() -> None:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=Path, nargs="+", required=True, help="checkpoints, or one folder of them")
-    parser.add_argument("--output", type=Path, required=True, help="file to write")
+    parser.add_argument("--inputs", type=Path, nargs="+", required=True, help="checkpoints, or a folder of checkpoints")
+    parser.add_argument("--output", type=Path, required=True, help="the averaged checkpoint")
     newest = parser.add_mutually_exclusive_group()
-    newest.add_argument("--num-epoch-checkpoints", type=int, metavar="N", help="the last N epoch checkpoints")
-    newest.add_argument("--num-update-checkpoints", type=int, metavar="N", help="the last N of --save-interval-updates")
-    parser.add_argument("--checkpoint-upper-bound", type=int, default=0, help="highest epoch or update to look at")
+    newest.add_argument("--num-epoch-checkpoints", type=int, metavar="N", help="average the last N epoch checkpoints")
+    newest.add_argument("--num-update-checkpoints", type=int, metavar="N", help="average the last N update checkpoints")
+    parser.add_argument("--checkpoint-upper-bound", type=int, default=0, help="ignore later epochs or updates")
     return parser
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Labels a data set of fairseq's task sentence_prediction with a trained model: one label per line, in its order.
+"""Predicts the labels of a data set of fairseq's task sentence_prediction, and writes one label per line.
 
-A model trained with --regression-target writes numbers instead of labels.
+A model that was trained with --regression-target writes numbers instead of labels.
 
     python scripts/classify.py DATA_BIN --path checkpoint_best.pt --output FILE [--gen-subset valid]
 
-(fairseq-validate only prints the accuracy, with one decimal.) The output gets its name when it is complete.
+(fairseq-validate prints only the accuracy.) The output file is written completely or not at all.
 """
 
 import argparse
@@ -39,12 +39,12 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """Returns the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="with input0/ and label/ of fairseq-preprocess")
-    parser.add_argument("--path", type=Path, required=True, help="a checkpoint of --task sentence_prediction")
-    parser.add_argument("--output", type=Path, required=True, help="file to write")
-    parser.add_argument("--gen-subset", default="test", help="train, valid or test (default: test)")
-    parser.add_argument("--max-tokens", type=int, default=4096, help="of a batch (default: 4096)")
-    parser.add_argument("--cpu", action="store_true", help="use the CPU although there is a GPU")
+    parser.add_argument("data", type=Path, metavar="DATA_BIN", help="folder that contains input0/ and label/")
+    parser.add_argument("--path", type=Path, required=True, help="a checkpoint of the task sentence_prediction")
+    parser.add_argument("--output", type=Path, required=True, help="the file for the labels")
+    parser.add_argument("--gen-subset", default="test", help="split of the data: train, valid or test (default: test)")
+    parser.add_argument("--max-tokens", type=int, default=4096, help="tokens per batch (default: 4096)")
+    parser.add_argument("--cpu", action="store_true", help="use the CPU even if there is a GPU")
     return parser.parse_args()
 
 

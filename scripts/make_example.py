@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Makes a small folder with a trained model from an evaluated run, to be given to others.
+"""Copies the trained model of a run into a small folder that you can share.
 
     scripts/make_example.py RUN_DIR OUT_DIR
     scripts/make_example.py runs/multi30k_cpu-en-fr-relative_random_vanilla-seed1 examples/multi30k-en-fr
 
-RUN_DIR is a run of train.sh for pairs of text that evaluate.sh has scored. OUT_DIR gets the checkpoint that was scored,
-in half precision and without the optimizer's state; the subword model and the dictionaries; and a model card
-(README.md). It has no text of the corpus, and no names of folders on this machine. translate.sh takes OUT_DIR as a run.
+RUN_DIR is a run of train.sh for pairs of text that evaluate.sh has scored. OUT_DIR contains the scored checkpoint in
+half precision, without the state of the optimizer, the subword model, the dictionaries and a model card (README.md).
+OUT_DIR contains no text of the corpus and no paths of this machine. You can give OUT_DIR to translate.sh.
 """
 
 import argparse
@@ -35,18 +35,18 @@ def main() -> None:
     Raises UserError if the run is not for pairs of text or has no scores, or if OUT_DIR exists.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="made by train.sh and scored by evaluate.sh")
-    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="the folder to make")
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run of train.sh that evaluate.sh has scored")
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="the new folder")
     args = parser.parse_args()
     run = read_run(args.run)
     settings = read_data_settings(run.data)
     scores = load(run.folder / "evaluation" / "scores.json")
     if "src" not in settings:
-        raise UserError(f"{run.folder}: was trained for {settings['task']}; give a run for pairs of text")
+        raise UserError(f"{run.folder}: was trained for {settings['task']}; use a run for pairs of text")
     if not scores:
         raise UserError(f"{run.folder}: was not scored; call scripts/evaluate.sh {run.folder} first")
     if args.out.exists():
-        raise UserError(f"{args.out}: is there already; remove it, or name another folder")
+        raise UserError(f"{args.out}: exists already; remove it, or name another folder")
     with atomic_write(args.out) as (unfinished_folder,):
         unfinished_folder.mkdir()
         copy_data(run.data, settings, unfinished_folder / DATA)

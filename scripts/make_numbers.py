@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Writes a small parallel corpus of numbers, dates and quantities in words, in two languages.
+"""Generates a small parallel corpus of numbers, dates and quantities in words, in two languages.
 
     python scripts/make_numbers.py en de OUT_DIR [--train 10000]
 
-The sentences are made from the locale data of babel and the number words of num2words; nothing is downloaded.
-No sentence of valid or test is in train. In German twenty-one is "einundzwanzig", the day comes before the month, and
-"vor" comes before the days that English counts "ago": a model has to learn to change the order of words.
+The sentences are generated from the locale data of babel and the number words of num2words, without any download. No
+sentence of the validation and test sets is in the training set. The order of words differs between the languages: for
+example, "twenty-one days ago" is "vor einundzwanzig Tagen" in German.
 """
 
 import argparse
@@ -165,8 +165,8 @@ def main() -> None:
     parser.add_argument("source", choices=("en", "de", "fr"), help="source language")
     parser.add_argument("target", choices=("en", "de", "fr"), help="target language")
     parser.add_argument("out", type=Path, help="folder for {train,valid,test}.{source,target}")
-    parser.add_argument("--train", type=int, default=10_000, help="training sentences (default: 10000)")
-    parser.add_argument("--held-out", type=int, default=500, help="sentences of valid and of test (default: 500)")
+    parser.add_argument("--train", type=int, default=10_000, help="number of training sentences (default: 10000)")
+    parser.add_argument("--held-out", type=int, default=500, help="sentences in valid and in test (default: 500)")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
 

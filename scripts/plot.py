@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Draws the curves of trainings over their updates: loss, perplexity, and the score on the test set.
+"""Draws the loss, the perplexity and the score of one or more runs over the updates.
 
     scripts/plot.py RUN_DIR [RUN_DIR ...] [--out FILE]
 
     scripts/plot.py runs/mine-*-seed1 --out curves.png
 
-RUN_DIR is a folder of train.sh, also while it is being trained. The losses and perplexities are those of its log
-(train.log). The scores are those of its evaluation, or of each validation if BLEU or accuracy was computed then (for
-example with train.sh ... -- --eval-bleu --eval-bleu-remove-bpe).
+RUN_DIR is the folder of a run of train.sh, which may still be running. The losses and perplexities come from its log
+(train.log). The scores come from evaluate.sh, or from the validations during training if they compute BLEU or accuracy
+(for example, with train.sh ... -- --eval-bleu --eval-bleu-remove-bpe).
 """
 
 import argparse
@@ -53,8 +53,8 @@ class Curves(NamedTuple):
 def main() -> None:
     """Draws the curves of the runs that the command line names, and writes the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="made by train.sh")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a picture (default: curves.png in the first RUN_DIR)")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="folder of a run of train.sh")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="picture (default: curves.png in the first RUN_DIR)")
     args = parser.parse_args()
     runs = [read_curves(folder) for folder in args.runs]
     out = args.out or args.runs[0] / "curves.png"

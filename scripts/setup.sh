@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the project's environment in .venv, or reuses it: this project, and the versions of constraints.txt. It needs
-# about 2.5 GB of disk and some minutes.
+# Installs the project and the package versions of constraints.txt into the environment .venv, unless they are installed
+# already. The installation takes a few minutes and 2.5 GB of disk space.
 #
 #   scripts/setup.sh
 #
-# PYTHON chooses the interpreter (default: python3.11, then python3). The pinned versions are for Python 3.11. For
-# another one that PYTHON names, 3.10 or 3.12, pip chooses the versions.
+# The environment variable PYTHON chooses the Python interpreter (default: python3.11 or else python3). The pinned
+# versions are for Python 3.11. With PYTHON=python3.10 or PYTHON=python3.12, pip chooses the versions.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh scripts/setup.sh
 set -euo pipefail
 source "$(dirname "$(realpath "$0")")/common.sh"

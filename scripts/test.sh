@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Makes or reuses the environment in .venv and runs the tests on all cores.
+# Sets up the environment in .venv if necessary, and runs the tests on all CPU cores.
 #
-#   scripts/test.sh                  the default tests: about 10 minutes of CPU time
-#   scripts/test.sh --kernels        also all tests of the GPU kernels, which are off by default, with all lengths of a
-#                                    sentence. They run in Triton's interpreter. Without an option a few chosen calls run.
-#   scripts/test.sh --all            everything that .ci/run runs: most tests of the kernels, with one length of a sentence
-#                                    each, torch.compile, and trainings in several fresh processes (torchrun, spawned
-#                                    workers)
-#   scripts/test.sh --corpora=DIR    also the tests that read real text: subfolders multi30k, lm, classification, glue,
-#                                    superglue, summarisation and dialogue of DIR. The variable CORPORA does the same.
-#   scripts/test.sh -m "not slow"    without the tests that take more than 15 seconds
-#   scripts/test.sh -k padding       only tests with this word in their names
-#   scripts/test.sh -k test_help     a single test, without worker processes, so that it starts in some ten seconds
-#   scripts/test.sh tests/test_cli.py -n 0    one file, without worker processes
+#   scripts/test.sh                  runs the default tests, in about 12 minutes of CPU time
+#   scripts/test.sh --kernels        also runs all tests of the GPU kernels in Triton's interpreter, with sentences of
+#                                    all lengths. The default tests contain only a few tests of the kernels
+#   scripts/test.sh --all            runs the tests of .ci/run, which also cover most calls of the kernels, torch.compile,
+#                                    and training in several new processes (torchrun, spawned workers)
+#   scripts/test.sh --corpora=DIR    also runs the tests that read real text, from the subfolders multi30k, lm,
+#                                    classification, glue, superglue, summarisation and dialogue of DIR. The environment
+#                                    variable CORPORA has the same effect
+#   scripts/test.sh -m "not slow"    leaves out the tests that take more than 15 seconds
+#   scripts/test.sh -k padding       runs only the tests whose names contain this word
+#   scripts/test.sh -k test_help     runs a single test, without worker processes, which starts in about ten seconds
+#   scripts/test.sh tests/test_cli.py -n 0    runs one file, without worker processes
 #
-# All arguments go to pytest. At the end, the commands that repeat failed tests are printed.
+# All arguments are passed to pytest. For each failed test, the output ends with a command that repeats the test.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as sh scripts/test.sh
 set -euo pipefail
 here=$(dirname "$(realpath "$0")")

@@ -37,11 +37,11 @@ CPU_MINUTES = {"default": 10, "--kernels": 25, "--all": 23}
 
 def pytest_addoption(parser):
     group = parser.getgroup("fairseq_synth")
-    group.addoption("--kernels", action="store_true", help="all tests of the GPU kernels, not only a few calls")
+    group.addoption("--kernels", action="store_true", help="run all tests of the GPU kernels, not only a few")
     group.addoption(
         "--all",
         action="store_true",
-        help="everything that .ci/run runs: most tests of the kernels, torch.compile, trainings in several processes",
+        help="run the tests of .ci/run: most tests of the kernels, torch.compile, training in several processes",
     )
     group.addoption(
         "--corpora",

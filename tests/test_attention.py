@@ -932,7 +932,9 @@ def test_a_prepared_model_takes_no_trained_weights(spec):
     module = make_attention(spec)
     trained = module.state_dict()
     module.make_generation_fast_()
-    with pytest.raises(SynthesizerError, match="^: this model is prepared for generation and takes no weights"):
+    with pytest.raises(
+        SynthesizerError, match="^: this model is prepared for generation and can no longer load weights"
+    ):
         module.load_state_dict(trained)
 
 

@@ -426,7 +426,7 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
         (["--finetune-from-model", "nowhere.pt"], ["--finetune-from-model nowhere.pt does not exist"]),
         (["--train-subset", "nothing"], ["Dataset not found: nothing", "bin"]),
         (["--task", "multilingual_translation", "--lang-pairs", "en-de"], ["--task: ", "translation or denoising"]),
-        (["--task", "translation_lev", "--criterion", "nat_loss"], ["--task: ", "take --task translation"]),
+        (["--task", "translation_lev", "--criterion", "nat_loss"], ["--task: ", "use --task translation"]),
         (["--task", "semisupervised_translation", "--lang-pairs", "en-de"], ["--task: ", "translation or denoising"]),
         pytest.param(
             ["--fp16"], ["--fp16 ", "--bf16"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
@@ -463,7 +463,7 @@ def test_tokens_that_a_task_adds_are_named(data, tmp_path):
     [
         (["--min-len", "24"], ["--min-len 24", "at most 23 ", "--synth-max-length 24"]),
         (["--min-len", "9", "--max-len-a", "0", "--max-len-b", "8"], ["--min-len: --max-len-a and --max-len-b"]),
-        (["--required-seq-len-multiple", "7"], ["--required-seq-len-multiple 7", "leave it out"]),
+        (["--required-seq-len-multiple", "7"], ["--required-seq-len-multiple 7", "remove the flag"]),
     ],
     ids=lambda value: value[0] if value[0].startswith("--") else "",
 )
@@ -508,7 +508,7 @@ def test_a_finished_run_stays_as_it_is(data, tmp_path):
     assert f"{tmp_path}/checkpoint_last.pt: " in line and "needs a --save-dir of its own" in line
     before = (tmp_path / "checkpoint_last.pt").read_bytes()
     log = train_model(data, tmp_path, *flags, main=lambda: runpy.run_module("fairseq_cli.train", run_name="__main__"))
-    assert "nothing to do: 2 updates are trained, --max-update is 2" in log and "done training" in log
+    assert "nothing to do: the model has 2 updates, and --max-update is 2" in log and "done training" in log
     assert (tmp_path / "checkpoint_last.pt").read_bytes() == before and not read_losses(log)
 
 

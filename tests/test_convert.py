@@ -357,7 +357,7 @@ def refused(path, folder, out, *flags):
     [
         ("--encoder dense", ["--encoder dense: no closed form", "random"]),
         ("--decoder lstm", ["unknown function", "relative_random"]),
-        ("--layers decoder.cross.0", ["cross-attention is never replaced"]),
+        ("--layers decoder.cross.0", ["cross-attention cannot be replaced"]),
         ("--layers encoder.self.7", ["no such attention", "encoder.self.1"]),
         ("--encoder vanilla --decoder vanilla", ["no head to replace"]),
         ("--max-length 30", ["--max-length 30", "13 tokens", "relative_random"]),
@@ -390,13 +390,11 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
     assert "self-attention also reads the source" in refused(tmp_path / "cross.pt", folder, out)
     assert "no pair of languages" in refused(path, monolingual, out)
     assert "the model has no encoder" in refused(*trained("language model"), out, "--encoder", "random")
-    assert "already has functions with --synth-max-length 24" in refused(
-        *trained("heads of two kinds"), out, "--max-length", "20"
-    )
+    assert "already has --synth-max-length 24" in refused(*trained("heads of two kinds"), out, "--max-length", "20")
     assert "its folder does not exist" in refused(path, folder, tmp_path / "none" / "new.pt")
     assert not out.exists()
     out.write_text("mine")
-    assert "exists already; give --force" in refused(path, folder, out) and out.read_text() == "mine"
+    assert "exists already; use --force" in refused(path, folder, out) and out.read_text() == "mine"
     run(path, folder, out, "--force", "--encoder", "vanilla")
     assert loss_of(out, folder) > 0
 
@@ -417,7 +415,7 @@ def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(words, "losses_without_words", lambda *_: losses)
     monkeypatch.setattr(words, "cheapest_first", lambda *_: iter([ReplacedHead(*cost) for cost in losses.items()]))
     line = refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
-    assert "the cheapest head costs 0.75 bits" in line
+    assert "each head costs at least 0.75 bits" in line
 
 
 def test_refuses_quantised_projections(trained, tmp_path, monkeypatch):

@@ -454,10 +454,10 @@ def test_an_unknown_name_of_a_repair_is_refused(monkeypatch):
     done = run_python(in_command("pass"), FAIRSEQ_SYNTH_NO_REPAIRS="1")
     assert done.returncode != 0
     line = done.stderr.strip().splitlines()[-1]
-    assert line.startswith("fairseq_synth: error: FAIRSEQ_SYNTH_NO_REPAIRS=1: give all, or names")
+    assert line.startswith("fairseq_synth: error: FAIRSEQ_SYNTH_NO_REPAIRS=1: use all, or names")
     assert "keep_last_batch" in line and "Traceback" not in done.stderr
     monkeypatch.setenv("FAIRSEQ_SYNTH_NO_REPAIRS", "all,keep_last_batch")
-    with pytest.raises(SynthesizerError, match="all,keep_last_batch: give all, or names"):
+    with pytest.raises(SynthesizerError, match="all,keep_last_batch: use all, or names"):
         repairs.check_switch()
 
 
@@ -482,7 +482,7 @@ def test_new_torch_is_warned_of(caplog):
     versions.check_torch(f"{newest}.1+cpu")
     assert not caplog.records
     versions.check_torch(f"{first}.0")
-    assert f"torch {first}.0 is newer than the tested ones; supported:" in caplog.text
+    assert f"torch {first}.0 is newer than the tested versions; supported:" in caplog.text
 
 
 def test_a_fairseq_that_cannot_be_imported_is_refused(monkeypatch):
@@ -701,7 +701,7 @@ def test_every_sentence_is_translated_in_one_shard(data, translator):
         line = get_error_line(generate.cli_main, *argv, "--num-shards", "3", "--shard-id", shard)
         assert line.startswith(f"--shard-id {shard}: must be from 0 to 2")
     line = get_error_line(interactive.cli_main, data / "bin", *USER_DIR, "--path", translator, "--num-shards", "3")
-    assert line.startswith("--num-shards 3: fairseq-interactive translates all")
+    assert line.startswith("--num-shards 3: fairseq-interactive translates its whole input")
 
 
 def test_fusion_with_a_language_model(data, translator, scorer):
@@ -763,11 +763,11 @@ def test_scalar_quantization_noise_on_a_cpu(data, tmp_path):
     [
         (
             ["--skip-remainder-batch", "--update-freq", "500"],
-            "--skip-remainder-batch leaves no update .*--update-freq 500",
+            "--skip-remainder-batch: an epoch has no update: .*--update-freq 500",
         ),
         (
             ["--skip-remainder-batch", "--max-tokens", "40000", "--required-batch-size-multiple", "1"],
-            "--skip-remainder-batch leaves no update .* 0 batches",
+            "--skip-remainder-batch: an epoch has no update: .* 0 batches",
         ),
         (["--profile"], "--profile .*needs a GPU"),
     ],
@@ -780,7 +780,7 @@ def test_flags_with_which_no_training_is_possible_are_refused(data, tmp_path, fl
 
 def test_a_flag_that_is_not_a_number_is_refused(data, translator):
     argv = [data / "bin", *USER_DIR, "--path", translator]
-    assert get_error_line(generate.cli_main, *argv, "--lenpen", "nan") == "--lenpen nan: give a number"
+    assert get_error_line(generate.cli_main, *argv, "--lenpen", "nan") == "--lenpen nan: must be a number"
 
 
 @pytest.mark.parametrize("impl", ["mmap", "cached", "lazy"])

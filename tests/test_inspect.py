@@ -750,7 +750,7 @@ def test_refuses_checkpoints(tmp_path, data, trained):
     argv = [data / "bin", *RECIPE, "--arch", "lightconv", *flags.split(), "--max-update", "1"]
     run_cli(train.cli_main, *argv, "--no-epoch-checkpoints", "--save-dir", tmp_path / "conv")
     line = refused(tmp_path / "conv" / "checkpoint_last.pt", *out)
-    assert "lightconv" in line and "no Transformer" in line
+    assert "lightconv" in line and "neither a Transformer" in line
     state = torch.load(trained[STOCK])
     state["cfg"] = {**state["cfg"], "model": argparse.Namespace(arch="another", _name="another")}
     torch.save(state, tmp_path / "another.pt")
@@ -773,9 +773,9 @@ def test_refuses_data(tmp_path, data, trained, monolingual):
     assert "dict.de.txt is missing" in line(other)
     assert "has no split 'nothing'" in line(data / "bin", "--subset", "nothing")
     alone = refused(trained[MIXTURE], "--only", "heads,lengths", "--out", tmp_path / "out")
-    assert alone == "--only: measured on data; give --data BIN, or leave it out"
+    assert alone == "--only: works only with --data; add --data BIN, or remove the flag"
     more = refused(trained[MIXTURE], "--beam", "2", "--sentences", "3", "--out", tmp_path / "out")
-    assert more == "--sentences --beam: measured on data; give --data BIN, or leave it out"
+    assert more == "--sentences --beam: works only with --data; add --data BIN, or remove the flag"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
 
 

@@ -128,7 +128,7 @@ def test_xformers_are_refused():
 def test_a_checkpoint_of_another_attention():
     """One of a RoBERTa cannot start a Linformer, nor the other way around."""
     linformer, stock = make_linformer(), make_model("roberta_agnews")
-    with pytest.raises(SynthesizerError, match="the checkpoint is of an encoder, this model is a Linformer"):
+    with pytest.raises(SynthesizerError, match="the checkpoint contains an encoder, but this model is a Linformer"):
         linformer.load_state_dict(stock.state_dict())
-    with pytest.raises(SynthesizerError, match="the checkpoint is of a Linformer, this model is an encoder"):
+    with pytest.raises(SynthesizerError, match="the checkpoint contains a Linformer, but this model is an encoder"):
         make_model("roberta_synth_vanilla_agnews").load_state_dict(linformer.state_dict())

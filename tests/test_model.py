@@ -457,7 +457,7 @@ def test_a_warm_start_that_changes_the_output_is_warned_of(mixture, is_warned, c
     """A convex mixture begins with smaller logits than those of the checkpoint."""
     model = make_synth("random+vanilla", "translation", synth_mixture=mixture)
     model.load_state_dict(make_model(KINDS["translation"][1]).state_dict())
-    assert ("convex scales the logits of the checkpoint down" in caplog.text) == is_warned
+    assert ("convex reduces the logits of the checkpoint" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_a_checkpoint_of_another_kind_of_model_is_refused(checkpoint_name, model
     arch, fairseqs_arch = KINDS[KIND_BY_NAME[checkpoint_name]]
     state = make_model(fairseqs_arch if is_fairseqs else arch).state_dict()
     model = make_model(KINDS[KIND_BY_NAME[model_name]][0])
-    message = f"the checkpoint is of {checkpoint_name}, this model is {model_name}; give"
+    message = f"the checkpoint contains {checkpoint_name}, but this model is {model_name}; use"
     with pytest.raises(SynthesizerError, match=message):
         model.load_state_dict(state)
 
@@ -494,8 +494,8 @@ def test_a_function_whose_logits_cannot_start_at_zero_is_warned_of(spec, is_warn
     """fixed_random has no trained weights that could be 0, so the output is not that of the checkpoint."""
     checkpoint = make_model("transformer_multi30k").state_dict()
     make_synth(spec, synth_mixture="sum").load_state_dict(checkpoint)
-    assert ("fixed_random is not trained, so its logits stay" in caplog.text) == is_warned
-    assert ("its logits stay" in caplog.text) == is_warned
+    assert ("fixed_random is not trained, so its logits change the output" in caplog.text) == is_warned
+    assert ("its logits change the output" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ def test_a_function_whose_logits_cannot_start_at_zero_is_warned_of(spec, is_warn
             # The factors are 8 * 12 and 10 * 10, so both have 20 rows.
             dict(spec="factorized_dense", synth_max_length=96),
             dict(spec="factorized_dense", synth_max_length=100),
-            "factors is .8, 12, 0. in the checkpoint and .10, 10, 0. in this model; give the --synth-max-length",
+            "factors is .8, 12, 0. in the checkpoint and .10, 10, 0. in this model; use the --synth-max-length",
         ),
         (dict(spec="random"), dict(spec="dense"), "weights of random, and no query .*this model has dense"),
         (dict(spec="random+vanilla"), dict(spec="random"), "weights of random, and query and key"),
@@ -769,7 +769,7 @@ def test_a_sentence_that_is_longer_than_its_positions_is_refused_by_linformer():
     "flags, message",
     [
         (dict(cross_self_attention=True), "--cross-self-attention"),
-        (dict(base_layers=1), "--base-layers 1: such layers have no attention"),
+        (dict(base_layers=1), "--base-layers 1: base layers are not supported"),
         (dict(decoder_xformers_att_config="{}"), "--decoder-xformers-att-config: is for fairseq's attention"),
         (dict(encoder_xformers_att_config="{}"), "--encoder-xformers-att-config: is for fairseq's attention"),
         (dict(encoder_attention_heads=0), "--encoder-attention-heads 0 does not divide"),
@@ -806,7 +806,7 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(flags, message):
             "--tokens-per-sample 25 is above --synth-max-length 24: lower it to 24",
         ),
         ("language_model", dict(decoder_attention_heads=3), "--decoder-attention-heads 3 does not divide"),
-        ("language_model", dict(base_layers=1), "--base-layers 1: such layers have no attention"),
+        ("language_model", dict(base_layers=1), "--base-layers 1: base layers are not supported"),
         ("language_model", dict(decoder_synthesizer="randm"), "--decoder-synthesizer 'randm': unknown"),
         (
             "language_model",
@@ -819,7 +819,7 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(flags, message):
             dict(
                 tie_adaptive_weights=True, adaptive_input=True, adaptive_input_cutoff="10", adaptive_softmax_cutoff="9"
             ),
-            "--adaptive-input-cutoff 10 and --adaptive-softmax-cutoff 9 have to be equal",
+            "--adaptive-input-cutoff 10 and --adaptive-softmax-cutoff 9 must be equal",
         ),
         ("encoder", dict(max_positions=25), "--max-positions 25 is above --synth-max-length 24"),
         ("encoder", dict(encoder_attention_heads=3), "--encoder-attention-heads 3 does not divide"),

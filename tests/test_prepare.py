@@ -217,8 +217,8 @@ def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
     (raw / "train.de.gz").unlink()
     prepare.main([*call(raw, "en", "de", tmp_path / "out")[:-4], "--merges", "999", "--workers", "1"])
     said = capfd.readouterr().out
-    assert "note: --merges 999 is more than the text gives; BPE has learned " in said
-    assert re.search(r"warning: [\d.]+ % of the validation and test sets become <unk>: --merges 999 is too large", said)
+    assert "note: --merges 999 is more than the text allows; BPE has learned only " in said
+    assert re.search(r"warning: [\d.]+ % of the validation and test subwords are unknown .<unk>.: --merges 999", said)
     assert "try --merges 100 in another folder" in said
     for side in ("en", "de"):
         write(raw / f"test.{side}", ["abcd ŵ"])
@@ -227,29 +227,29 @@ def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
 
 
 @pytest.mark.parametrize("change, argv, part", [
-    ("", "{raw} en de {tmp}/12:30", "12:30: fairseq takes a colon for the end of a path; give another name"),
-    ("", "{raw} en de {tmp}/a,b", "a,b: fairseq takes a comma for the end of a path; give another name"),
+    ("", "{raw} en de {tmp}/12:30", "12:30: fairseq takes a colon for the end of a path; use a path without"),
+    ("", "{raw} en de {tmp}/a,b", "a,b: fairseq takes a comma for the end of a path; use a path without"),
     ("", "ptb", "ptb: give OUT_DIR too"),
     ("", "{raw} en de {out} --like {raw}", "--like .*raw: has no data of prepare.sh"),
     ("", "{tmp}/no en de {out}", "no: no such folder"),
     ("rm train.de.gz", "{raw} en de {out}", "train.de: no such file, nor train.de.gz"),
-    ("truncate -s 99 train.de.gz", "{raw} en de {out}", "train.de.gz: not a whole gzip file"),
-    ("truncate -s 10 train.de.gz; echo no >> train.de.gz", "{raw} en de {out}", "train.de.gz: not a whole gzip file"),
-    ("echo '<html>not found</html>' > train.de.gz", "{raw} en de {out}", "train.de.gz: not a whole gzip file"),
+    ("truncate -s 99 train.de.gz", "{raw} en de {out}", "train.de.gz: not a complete gzip file"),
+    ("truncate -s 10 train.de.gz; echo no >> train.de.gz", "{raw} en de {out}", "train.de.gz: not a complete gzip"),
+    ("echo '<html>not found</html>' > train.de.gz", "{raw} en de {out}", "train.de.gz: not a complete gzip file"),
     ("mv train.en all.en; mv train.de.gz all.de.gz", "{raw} en de {out}", "no train.en and train.de; rename all"),
-    ("echo one > valid.de", "{raw} en de {out}", "valid.de: ends after 1 lines, and the other side does not"),
-    ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; none may be"),
+    ("echo one > valid.de", "{raw} en de {out}", "valid.de: has only 1 lines, but the other side has more"),
+    ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; no line of"),
     ("gunzip train.de; sed -i 10,999d train.*; rm valid.*", "{raw} en de {out}", "train: 8 pairs are too few .* valid"),
     ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
-    ("", "{raw} en en {out}", "en en: give two endings of files"),
+    ("", "{raw} en en {out}", "en en: give two file extensions"),
     ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
     ("", "{raw} en fr {out} --like {wmt}", "--like .*: is not text of en and fr"),
-    ("", "{raw} en de {out} --like {wmt} --merges 50", "--merges 50: --like .* has 60; leave it out"),
+    ("", "{raw} en de {out} --like {wmt} --merges 50", "--merges 50: --like .* has 60; remove the flag"),
     ("", "squad {out}", "squad.*ptb, .*personachat"),
-    ("", "ptb {out} --lowercase", "--lowercase: not for ptb; leave it out"),
-    ("", "lm {out}", "lm: nothing to download; name the folder of its text by --from"),
+    ("", "ptb {out} --lowercase", "--lowercase: has no effect for ptb; remove it"),
+    ("", "lm {out}", "lm: cannot be downloaded; name the folder of its text by --from"),
     ("", "ptb {out} --from {raw}", "no train set of ptb; .* named ptb.train.txt or train.txt, or .gz of it"),
-    ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not made by prepare.sh; name another"),
+    ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not written by prepare.sh; name another"),
 ])  # fmt: skip
 def test_what_is_refused(tmp_path, raw, prepared_corpus, change, argv, part, monkeypatch):
     """In one line; the folder of the text stays as it is, and nothing is half done."""
@@ -291,7 +291,7 @@ def test_wmt14(tmp_path, raw, monkeypatch):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     argv = call("wmt14", "de", out, "--sample", 100, "--subwords", "sentencepiece")
     assert_refused(
-        prepare.main, *argv, part="raw/valid.en was not made: .*; call again, or put it as valid.{en,de} into"
+        prepare.main, *argv, part="raw/valid.en was not made: .*; try again, or put the file, named valid.{en,de}, into"
     )
     assert not (out / "raw" / "valid.en").exists() and (out / "raw" / "1-europarl-v7.en").exists()
     for name in ("wmt13", "wmt14/full"):  # sacreBLEU's copies, as if they had been fetched

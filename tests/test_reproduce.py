@@ -174,7 +174,7 @@ def check_scores_with_other_options(runs, capsys):
     capsys.readouterr()
     score.main([str(run), "--average", "0", "--beam", "2", "--baseline", str(runs / BASE)])
     printed = capsys.readouterr().out
-    assert "note: the baseline was evaluated with other options" in printed
+    assert "note: the baseline was scored with other options" in printed
     assert ", p = " in printed
     assert printed.count("source:    ") == 3
     assert not (run / "evaluation" / "checkpoint_avg.pt").exists()
@@ -242,7 +242,9 @@ def check_perplexity(record, run, data):
     assert record["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
     assert f"Perplexity: {record['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
     for option, value in (("--beam", 4), ("--test", run.parent), ("--baseline", run)):
-        assert_refused(score.main, run, option, value, part=f"{option}: not for language_modeling; leave it out")
+        assert_refused(
+            score.main, run, option, value, part=f"{option}: has no effect for the task language_modeling; remove it"
+        )
 
 
 def check_labels(record, run, data):
@@ -362,7 +364,7 @@ def test_a_record_without_its_comparison_is_written_again(call, tmp_path):
     del incomplete_record["significance"]
     steps.dump(tmp_path / "results" / "first" / "gpu" / f"{CELL}.json", incomplete_record)
     assert call("first") == []
-    assert f"{CELL}: is in results/first; --rerun trains" in call.printed
+    assert f"{CELL}: has a result in results/first; use --rerun to train" in call.printed
     assert load_results(tmp_path, "first", "gpu") == records
     assert call("first --gpus 1") == []
 

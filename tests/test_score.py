@@ -73,7 +73,7 @@ def test_the_log_perplexity_is_the_last_loss_in_nats(tmp_path, loss):
 def test_translations_are_read_in_the_order_of_the_corpus():
     log = "S-1\tso\nH-1\t-0.5\ta@@ b\nD-1\t-0.5\tab\nD-10\t-1\t\nD-0\t-0.2\tzuerst - so\n"
     assert score.read_hypotheses(log, mark="D", count=3) == ["zuerst - so", "ab", ""]
-    assert_refused(lambda _: score.read_hypotheses(log, mark="H", count=3), part="2 of 3 sentences were left out")
+    assert_refused(lambda _: score.read_hypotheses(log, mark="H", count=3), part="2 of 3 sentences were not translated")
 
 
 OUTPUT = ['Er sagt "ja" zu ihr und geht.']
@@ -345,7 +345,7 @@ def test_a_baseline_has_to_be_evaluated_on_the_same_test_set(refusing_run, tmp_p
     data = tmp_path / "data"
     base = tmp_path / "base"
     base.mkdir()
-    not_evaluated = f"--baseline {base}: not evaluated yet; call evaluate.sh {base} first"
+    not_evaluated = f"--baseline {base}: not scored yet; run evaluate.sh {base} first"
     assert_refused(score.main, refusing_run, "--baseline", base, part=not_evaluated)
 
     steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(data / "test.de")})
@@ -354,14 +354,14 @@ def test_a_baseline_has_to_be_evaluated_on_the_same_test_set(refusing_run, tmp_p
 
     write(data / "test.de", ["zwei"])
     advice = f"call evaluate.sh {base} --test DIR, then this command"
-    other_test_set = f"--baseline {base}: evaluated on another test set; {advice}"
+    other_test_set = f"--baseline {base}: scored on another test set; {advice}"
     assert_refused(score.main, refusing_run, "--baseline", base, part=other_test_set)
     left_files = [path.name for path in refusing_run.iterdir() if path.suffix != ".log" and path.name[0] != "."]
     assert left_files == ["run.json"]
 
 
 @pytest.mark.parametrize("option, value, part", [
-    ("--context-window", 3, "--context-window: not for translation; leave it out"),
+    ("--context-window", 3, "--context-window: has no effect for the task translation; remove it"),
     ("--average", 0, "fairseq-generate .* --path .*checkpoint_best.pt"),
 ])  # fmt: skip
 def test_options_of_an_evaluation(option, value, part, refusing_run):
@@ -449,8 +449,8 @@ def test_a_folder_whose_name_fairseq_misreads_is_refused(tmp_path):
 @pytest.mark.parametrize("flags, part", [
     ("--input {file}", "--input {file}: translate.sh reads standard input; call it with < {file}"),
     ("--input={file}", "--input {file}: translate.sh reads standard input"),
-    ("--nbest 2", "--nbest 2: translate.sh writes one line per sentence; leave it out"),
-    ("--nb=2", "--nbest 2: translate.sh writes one line per sentence; leave it out"),
+    ("--nbest 2", "--nbest 2: translate.sh writes one line per sentence; remove the flag"),
+    ("--nb=2", "--nbest 2: translate.sh writes one line per sentence; remove the flag"),
 ])  # fmt: skip
 def test_flags_that_change_the_input_or_the_number_of_lines_are_refused(flags, part, evaluated, tmp_path):
     run, _, _ = evaluated
@@ -572,5 +572,5 @@ def test_a_language_model_does_not_translate(translator, tmp_path):
     data = tmp_path / "data"
     steps.dump(data / "settings.json", {"task": "language_modeling"})
     make_run(translator.run, data, "ptb_cpu")
-    no_pairs = "was trained for language_modeling; translate.sh needs pairs of text"
+    no_pairs = "was trained for language_modeling; translate.sh needs a run for pairs of text"
     assert_refused(lambda _: translator(b"a"), part=no_pairs)

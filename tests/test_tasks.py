@@ -372,18 +372,18 @@ REFUSED = {
     "an encoder for language modelling": (
         "lm",
         ["--arch", "roberta_synth_random_agnews", "--task", "language_modeling", *ENCODER_SIZE],
-        "this task needs a language model, and the model, of --arch or of the checkpoint, is an encoder; take --task "
+        "this task needs a language model, but the model of --arch or of the checkpoint is an encoder; use --task "
         "masked_lm or sentence_prediction",
     ),
     "a language model for denoising": (
         "lm",
         ["--arch", "transformer_lm_synth_random_ptb", "--task", "denoising", *LM_SIZE],
-        "this task needs a translation model, and the model, of --arch or of the checkpoint, is a language model",
+        "this task needs a translation model, but the model of --arch or of the checkpoint is a language model",
     ),
     "an encoder for denoising": (
         "lm",
         ["--arch", "roberta_synth_random_agnews", "--task", "denoising", *ENCODER_SIZE],
-        "this task needs a translation model, and the model, of --arch or of the checkpoint, is an encoder",
+        "this task needs a translation model, but the model of --arch or of the checkpoint is an encoder",
     ),
 }
 
@@ -411,7 +411,7 @@ def test_a_checkpoint_of_another_kind(corpus, data, language_model, classifier, 
     for flag in ("--restore-file", "--finetune-from-model"):
         argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
         line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path / "save", flag, language_model)
-        assert "the checkpoint is of a language model, this model is a translation model" in line
+        assert "the checkpoint contains a language model, but this model is a translation model" in line
         assert not list((tmp_path / "save").iterdir())
 
 
@@ -455,7 +455,7 @@ def test_the_heads_of_a_checkpoint_with_other_classes(corpus, classifier, tmp_pa
     argv = [corpus / "labels", *USER_DIR, "--arch", "roberta_synth_random_vanilla_agnews", *LABELS, *SYNTH, *COMMON]
     argv += ["--num-classes", "4", "--load-checkpoint-heads", "--finetune-from-model", classifier]
     line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path / "save")
-    assert "--num-classes 4: the head 'head' of the checkpoint has 3 classes; give that" in line
+    assert "--num-classes 4: the head 'head' of the checkpoint has 3 classes; use that" in line
     assert not list((tmp_path / "save").iterdir())
 
 

@@ -133,7 +133,7 @@ def test_multirc(tmp_path):
     ("agnews", "train.csv", "12,title,text", 'line 1 has the label "12"; it must be one of 1, 2, 3, 4'),
     ("aeslc", "test.jsonl", '{"email": "a", "subject": null}', "test.jsonl: line 1 has an empty target; remove"),
     ("aeslc", "test.jsonl", '["a"]', "test.jsonl: line 1 is no JSON object"),
-    ("sst2", "train.tsv", ROWS["sst2"][0], "sst2: has too few examples; none is left for the train set"),
+    ("sst2", "train.tsv", ROWS["sst2"][0], "sst2: has too few examples: the train set would be empty"),
     ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no row of sst2: KeyError 'label'; it has sentence, la"),
     ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
     ("record", "val.jsonl", f'{json.dumps(RECORD)}\n{{"passage": {{}}}}',
@@ -173,10 +173,10 @@ WIC_PAIRS = ["wic sentence1: a sentence2: b word: w => True", "wic sentence1: c 
 FORMS = {
     "a line break in a question, which leaves two rows that are no examples": (
         "qqp", {"{}.tsv": SHORT}, ["qqp question1: a? question2: b? => not duplicate"] * 2,
-        ["train.tsv: 2 row(s) with fewer than 4 columns are left out", "dev.tsv: 2 row(s)"]),
+        ["train.tsv: 2 row(s) with fewer than 4 columns are skipped", "dev.tsv: 2 row(s)"]),
     "an empty side": (
         "aeslc", {"train.jsonl": "\n".join([EMAIL, EMAIL.replace('"c"', '""'), EMAIL]), "test.jsonl": EMAIL},
-        ["a b => c"], ["train.jsonl: 1 example(s) with an empty side are left out"]),
+        ["a b => c"], ["train.jsonl: 1 example(s) with an empty side are skipped"]),
     "IMDb, a file for each text": (
         "imdb", {f"aclImdb/{{}}/{label}/{i}_7.txt": f"{label} film {i}" for i in range(10) for label in ("neg", "pos")},
         [f"{label} film {i} => {number}" for label, number in (("neg", 0), ("pos", 1)) for i in range(10)]),
@@ -262,7 +262,7 @@ def test_a_download(tmp_path, monkeypatch):
     assert (archives / "d.zip").read_bytes() == whole
     (archives / "d.zip").unlink()
     assert_refused(
-        lambda _: text.fetch(*fetch), part=f"file://{folder}/d.zip: its SHA-256 is not .*; call again.*--from"
+        lambda _: text.fetch(*fetch), part=f"file://{folder}/d.zip: its SHA-256 is not .*; try again.*--from"
     )
     (folder / "d.zip").unlink()
     assert_refused(lambda _: text.fetch(*fetch), part="curl failed: .*download.log")
@@ -275,7 +275,7 @@ def test_a_text_is_that_of_its_corpus(tmp_path):
     """By its SHA-256, if that is known and no sample is taken; and not empty."""
     write(tmp_path / "a.txt", ["an other text"])
     write(tmp_path / "b.txt.gz", ["", ""])
-    said = r"a.txt: is not the text of this corpus \(by its SHA-256\)"
+    said = r"a.txt: is not the text of this corpus, because its SHA-256 differs"
     assert_refused(lambda _: text.copy_lines("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
     assert_refused(
         lambda _: text.copy_lines("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text"

@@ -72,7 +72,7 @@ def test_the_data_say_their_task(task, shown):
     )
     assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line and " --cpu " in line and "fp16" not in line
     for n in "90x":  # 0 is no limit, and x is fairseq's to refuse
-        said = "before its warm-up does" in shown(f"random --gpus 0 -- --max-update {n}", task=task, **facts)
+        said = "during its warm-up" in shown(f"random --gpus 0 -- --max-update {n}", task=task, **facts)
         assert said == (n == "9")
 
 
@@ -119,9 +119,7 @@ def test_what_is_refused(argv, part, tmp_path, dry_run, monkeypatch):
 def test_a_folder_whose_name_fairseq_misreads_is_refused_before_the_training(name, character, tmp_path, dry_run):
     data, other_data = make_data(tmp_path / "data"), make_data(tmp_path / name / "data")
     for argv in ([data, "random", "--save-dir", tmp_path / name], [other_data, "random", "--save-dir", "x"]):
-        assert_refused(
-            train.main, *argv, "--gpus", "0", part=[re.escape(name), f"{character}.*give the folder another name"]
-        )
+        assert_refused(train.main, *argv, "--gpus", "0", part=[re.escape(name), f"{character}.*rename the folder"])
 
 
 def test_a_folder_whose_name_begins_with_a_dash_is_named_by_its_whole_path(tmp_path, dry_run, capsys, monkeypatch):
@@ -234,7 +232,7 @@ def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
         kept = file.read_text()
         file.write_text(kept.replace("eins", "zwei").replace('"en"', '"fr"'))
         refuses("data_digest is")
-        said = f"{save}: its data, {data}, were made anew since, or moved; .*run.json"
+        said = f"{save}: its data, {data}, have changed or moved since the training; .*run.json"
         assert_refused(lambda _: train.read_run(save), part=said)
         file.write_text(kept)
     assert_refused(lambda _: train.read_run(data), part=f"{data}: is a folder of data; name a run")
@@ -279,7 +277,7 @@ def test_a_training_ends_with_the_next_command(begun, capsys):
     capsys.readouterr()
     go_on()
     said = capsys.readouterr().out
-    assert said.endswith(f"\n\nnext: scripts/evaluate.sh {save}\n") and "trained to its end before" not in said
+    assert said.endswith(f"\n\nnext: scripts/evaluate.sh {save}\n") and "is trained already" not in said
 
 
 def test_a_finished_training_that_is_called_again_says_so(begun, capsys, monkeypatch):
@@ -287,7 +285,7 @@ def test_a_finished_training_that_is_called_again_says_so(begun, capsys, monkeyp
     monkeypatch.setattr(train, "run_command", lambda argv, log, watch: watch("| INFO | done training in 0.0 seconds\n"))
     capsys.readouterr()
     go_on()
-    assert f"{save} was trained to its end before; there was nothing left to do" in capsys.readouterr().out
+    assert f"{save} is trained already; there was nothing left to do" in capsys.readouterr().out
 
 
 def test_the_help_explains_models_and_recipes():
@@ -297,7 +295,7 @@ def test_the_help_explains_models_and_recipes():
         assert recipe.about and re.search(rf"^  {recipe.name} +{re.escape(recipe.about)}$", said, re.M), recipe.name
     for task in TASKS.values():
         assert re.search(rf"^  [a-z ]+  {task.recipe} \(the default", said, re.M), task.recipe
-    paper, own, others = re.split("added by this project:|to compare with:", said.split("All recipes")[0])
+    paper, own, others = re.split("models that are not in the paper:|baselines:", said.split("All recipes")[0])
     assert "dense_vanilla" in paper and "relative_random" in own and "lightconv" in others and "linformer" in others
     assert "-- --dropout 0.3 --tensorboard-logdir tb" in said and max(map(len, said.splitlines())) <= 120
 
@@ -324,7 +322,7 @@ def test_a_second_stage(begun, tmp_path):
     )
     (data / "bin" / "dict.de.txt").write_text("zebra 1\n")
     other = make_data(tmp_path / "other")
-    said = f"--init {first}: {other} has other words; prepare.sh --like {data}"
+    said = f"--init {first}: {other} has other words; use prepare.sh --like {data}"
     assert_refused(lambda _: go_on(*init, model="random", to=tmp_path / "x", of=other), part=said)
 
 

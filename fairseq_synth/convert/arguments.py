@@ -1,8 +1,9 @@
-"""Turns a trained Transformer into a Synthesizer: heads of its self-attention no longer look at the words.
+"""Turns a trained Transformer into a Synthesizer: constants replace the dot products of its self-attention.
 
-The logits of a head become constants, those that come nearest to its attention averaged by position over the data.
-Nothing is trained; the last line printed is a command that does. Takes fairseq's transformer, transformer_lm and
-roberta, and those heads of this plugin's models that use vanilla. NEW.pt needs this plugin's --user-dir.
+For each head, the constants are the logits that best fit the head's attention weights, averaged by position over the
+data. The command does not train the model, but it prints a command that does. It converts fairseq's models transformer,
+transformer_lm and roberta, and the vanilla heads of this plugin's models. To use NEW.pt, give fairseq the --user-dir of
+this plugin.
 """
 
 # Neither torch nor fairseq is imported here, which would take seconds, so that --help and most errors come at once.
@@ -27,19 +28,19 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         SynthesizerError: a value cannot be used, or the output exists or cannot be written.
     """
     parser = argparse.ArgumentParser(prog="python -m fairseq_synth.convert", description=__doc__)
-    layers_help = "convert only these, joined by commas, such as encoder.self.0,decoder.self.3 (default: all)"
+    layers_help = "convert only these layers, separated by commas, as in encoder.self.0,decoder.self.3 (default: all)"
     heads_within_help = (
-        "convert only the cheapest heads, as long as the loss grows by at most this (default: all heads)"
+        "convert as many heads as possible, as long as the loss grows by at most BITS (default: all heads)"
     )
-    sentences_help = f"read at most this number of sentences of each split (default: {AVERAGED_SENTENCES})"
-    subset_help = "average attention over this split (default: train); losses are always those of valid"
+    sentences_help = f"read at most N sentences of each split (default: {AVERAGED_SENTENCES})"
+    subset_help = "compute the constants from this split (default: train); the loss is always measured on valid"
     max_length_help = "--synth-max-length of the new model (default: the length of the longest sentence that is read)"
     add = parser.add_argument
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="a .pt file of fairseq-train")
-    add("--data", type=Path, required=True, metavar="DATA_BIN", help="binarised data of the model's dictionaries")
-    add("--out", type=Path, required=True, metavar="NEW.pt", help="the file to write")
+    add("--data", type=Path, required=True, metavar="DATA_BIN", help="binarised data with the model's dictionaries")
+    add("--out", type=Path, required=True, metavar="NEW.pt", help="the new checkpoint")
     for stack in STACKS:
-        stack_help = f"new function of the {stack}'s heads: one of {', '.join(CHOICES)} (default: random)"
+        stack_help = f"function for the {stack}'s heads: {', '.join(CHOICES)} (unchanged); default: random"
         add(f"--{stack}", metavar="FUNCTION", help=stack_help)
     add("--layers", metavar="NAMES", help=layers_help)
     add("--heads-within", type=float, metavar="BITS", help=heads_within_help)
@@ -47,8 +48,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--subset", default="train", help=subset_help)
     add("--max-length", type=int, metavar="N", help=max_length_help)
     add("--rank", type=int, default=8, metavar="K", help="rank of factorized_random (default: 8)")
-    add("--user-dir", type=Path, metavar="DIR", help="the --user-dir given to fairseq-train, if it is another")
-    add("--force", action="store_true", help="overwrite NEW.pt")
+    add("--user-dir", type=Path, metavar="DIR", help="your own --user-dir with which the model was trained")
+    add("--force", action="store_true", help="overwrite NEW.pt if it exists")
     args = parser.parse_args(argv)
     check_values(args)
     check_place(args.out, may_overwrite=args.force)
@@ -83,6 +84,6 @@ def check_place(out: Path, may_overwrite: bool) -> None:
         SynthesizerError: the file exists, or its folder does not.
     """
     if out.exists() and not may_overwrite:
-        raise SynthesizerError(f"--out {out}: exists already; give --force to overwrite it, or another name")
+        raise SynthesizerError(f"--out {out}: exists already; use --force to overwrite it, or choose another name")
     if not out.absolute().parent.is_dir():
-        raise SynthesizerError(f"--out {out}: its folder does not exist; make it, or choose another")
+        raise SynthesizerError(f"--out {out}: its folder does not exist; create it, or choose another")

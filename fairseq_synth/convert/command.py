@@ -160,7 +160,7 @@ def choose_cheap_heads(
     if not chosen:
         lowest_cost = min(loss_if_replaced.values()) - loss_before
         raise SynthesizerError(
-            f"--heads-within {allowed_increase}: the cheapest head costs {lowest_cost:.2g} bits; give more, or leave "
+            f"--heads-within {allowed_increase}: each head costs at least {lowest_cost:.2g} bits; use more, or remove "
             "it out"
         )
     return chosen

@@ -77,7 +77,7 @@ def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
             heads += replaceable_heads
     if not heads:
         raise SynthesizerError(
-            f"{loaded.path}: no head to replace: the heads asked for compute no dot products, or --encoder {KEEP} or "
+            f"{loaded.path}: no head to replace: the chosen heads compute no dot products, or --encoder {KEEP} or "
             f"--decoder {KEEP} keeps them"
         )
     sizes = choose_sizes(loaded, args)
@@ -108,7 +108,7 @@ def choose_functions(loaded: Loaded, args: argparse.Namespace) -> dict[str, str]
         elif stack in stacks_of_model:
             functions[stack] = function
         else:
-            raise SynthesizerError(f"--{stack} {function}: the model has no {stack}; leave it out")
+            raise SynthesizerError(f"--{stack} {function}: the model has no {stack}; remove the flag")
     return functions
 
 
@@ -126,8 +126,8 @@ def choose_sizes(loaded: Loaded, args: argparse.Namespace) -> Sizes:
     max_length = loaded.cfg.model.synth_max_length
     if args.max_length is not None:
         raise SynthesizerError(
-            f"--max-length {args.max_length}: the model already has functions with --synth-max-length {max_length}, "
-            "and all functions of a model have the same; leave the flag out"
+            f"--max-length {args.max_length}: this model already has --synth-max-length {max_length}, "
+            "which holds for all functions of the model; remove the flag"
         )
     return Sizes(fixed_max_length=max_length, rank=loaded.cfg.model.synth_rank)
 
@@ -147,7 +147,7 @@ def new_model_name(loaded: Loaded) -> str:
         if MODEL_REGISTRY[name] is model_class:  # one of this plugin's classes
             return name
     raise SynthesizerError(
-        f"{loaded.path}: its model, {model_class.__name__}, cannot be converted; fairseq's transformer, transformer_lm "
+        f"{loaded.path}: a {model_class.__name__} cannot be converted; only fairseq's transformer, transformer_lm "
         "and roberta and this plugin's models can"
     )
 
@@ -171,8 +171,8 @@ def choose_attentions(loaded: Loaded, layers: str | None) -> list[Attention]:
             raise SynthesizerError(f"--layers {name}: no such attention; the model has {', '.join(by_name)}")
         if by_name[name].kind == "cross":
             raise SynthesizerError(
-                f"--layers {name}: cross-attention is never replaced, as positions alone do not say which words "
-                "of two sentences belong together; leave it out"
+                f"--layers {name}: cross-attention cannot be replaced, because positions do not say which words "
+                "of two sentences belong together; remove this name"
             )
         chosen.append(by_name[name])
     return chosen
@@ -219,9 +219,9 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
         return largest_allowed
     if max_length_flag > largest_allowed:
         raise SynthesizerError(
-            f"--max-length {max_length_flag}: no sentence of {loaded.data} that was read has more than "
-            f"{longest_read} tokens, so nothing is known of positions beyond; give at most {largest_allowed}, or "
-            "relative_random, which takes any length"
+            f"--max-length {max_length_flag}: no sentence that was read from {loaded.data} has more than "
+            f"{longest_read} tokens, so later positions are unknown; use at most {largest_allowed}, or "
+            "relative_random, which accepts any length"
         )
     return max(max_length_flag, row_length)
 

@@ -42,7 +42,7 @@ def runs_in_command() -> bool:
 @repair(
     "excepthook",
     sys,
-    symptom="A user's mistake, such as a missing file, ends in a traceback",
+    symptom="A mistake of the user, such as a missing file, gives a traceback instead of a one-line error",
     versions="all versions",
     is_needed=runs_in_command,
 )

@@ -167,7 +167,7 @@ def check_switch() -> None:
     if disabled == {"all"} or has_only_names:
         return
     names = ", ".join(sorted(REPAIRS))
-    raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: give all, or names joined by commas, from {names}")
+    raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: use all, or names separated by commas, from {names}")
 
 
 def replace_all(places: list[Place], function: Callable[..., Any]) -> bool:

@@ -35,7 +35,7 @@ def check_torch(version: str) -> None:
     if torch_version < OLDEST_TORCH:
         raise SynthesizerError(f"torch {version} is too old; {SUPPORTED}")
     if torch_version > NEWEST_TORCH:
-        logger.warning(f"torch {version} is newer than the tested ones; {SUPPORTED}")
+        logger.warning(f"torch {version} is newer than the tested versions; {SUPPORTED}")
 
 
 def check_installed() -> None:
@@ -59,5 +59,5 @@ def import_host() -> None:
     except Exception as error:  # 0.12.2 on Python 3.11 fails with a ValueError from dataclasses
         reason = first_line(error)
         raise SynthesizerError(
-            f"this fairseq cannot be used with Python {platform.python_version()} ({reason}); {SUPPORTED}"
+            f"this version of fairseq does not work with Python {platform.python_version()} ({reason}); {SUPPORTED}"
         ) from error

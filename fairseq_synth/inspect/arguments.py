@@ -1,9 +1,9 @@
-"""Figures and pictures of what attention has learned, of any Transformer, Synthesizer or mixture of fairseq.
+"""Measures what the attention of a Transformer or Synthesizer has learned, and draws pictures of the results.
 
-Without --data: histograms of parameters, the weights alpha of mixtures, patterns of functions that never look at the
-input. With the model's binarised data also the parts that are listed below. Each picture shows all models; models
-whose layers or heads differ in number have pictures of their own. OUT/figures.json has every figure that a picture
-shows. If the command is interrupted or fails, the files of the parts that are finished stay in OUT.
+Without --data, the command shows histograms of the parameters, the weights alpha of mixtures, and the attention
+patterns of functions that never look at the input. With --data, it also performs the measurements that are listed
+below. Each picture shows all models that have the same number of layers and heads. The file figures.json contains all
+numbers that the pictures show. If the command is interrupted, the results of completed measurements are kept.
 """
 
 # Neither torch nor fairseq is imported here, which would take seconds, so that --help and errors come at once.
@@ -37,13 +37,13 @@ PARTS = {
         cost="8 passes over 64 sentences",
     ),
     "heads": PartDescription(
-        content="importance of heads, loss and BLEU without them",
-        cost="a pass for each head, and up to --steps translations for each kind of attention; the slowest part",
+        content="importance of heads; loss and BLEU when heads are removed",
+        cost="one pass per head, and up to --steps translations per kind of attention; the slowest measurement",
     ),
     "words": PartDescription(
-        content="loss with heads that look by position alone",
+        content="loss when the attention of a head depends only on positions",
         cost=(
-            f"a pass over up to {AVERAGED_SENTENCES:,} sentences of the training split, then two passes for each head "
+            f"one pass over up to {AVERAGED_SENTENCES:,} sentences of the training split, then two passes per head "
             "of self-attention"
         ),
     ),
@@ -75,14 +75,14 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkpoints", nargs="+", type=Path, metavar="CHECKPOINT", help="a .pt file of fairseq-train")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder to make")
-    parser.add_argument("--user-dir", type=Path, metavar="DIR", help="the --user-dir given to fairseq-train")
-    parser.add_argument("--data", type=Path, metavar="BIN", help="binarised data of the models' dictionaries")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="write the results to this new folder")
+    parser.add_argument("--user-dir", type=Path, metavar="DIR", help="the --user-dir with which the model was trained")
+    parser.add_argument("--data", type=Path, metavar="BIN", help="binarised data with the dictionaries of the models")
     parser.add_argument(
         "--only",
         type=parse_part_names,
         metavar="PARTS",
-        help="measure only these parts, joined by commas, as in attention,lengths (default: all)",
+        help="only these measurements, separated by commas, as in attention,lengths (default: all)",
     )
     parser.add_argument("--subset", default="valid", help="split of the data (default: valid)")
     parser.add_argument(
@@ -90,32 +90,32 @@ def make_parser() -> argparse.ArgumentParser:
         type=parse_positive,
         metavar="N",
         help=(
-            "read only the first N sentences, and at most N of the training split "
-            f"(default: all, and {AVERAGED_SENTENCES:,})"
+            "use only the first N sentences of each split "
+            f"(default: all sentences of --subset, and {AVERAGED_SENTENCES:,} training sentences)"
         ),
     )
     parser.add_argument(
-        "--positions", type=parse_positive, default=32, metavar="N", help="size of the patterns shown (default: 32)"
+        "--positions", type=parse_positive, default=32, metavar="N", help="positions shown in patterns (default: 32)"
     )
     parser.add_argument(
-        "--steps", type=parse_positive, default=8, metavar="N", help="steps from all heads to none (default: 8)"
+        "--steps", type=parse_positive, default=8, metavar="N", help="steps in which heads are removed (default: 8)"
     )
-    parser.add_argument("--beam", type=parse_positive, default=1, metavar="N", help="beam of translations (default: 1)")
+    parser.add_argument("--beam", type=parse_positive, default=1, metavar="N", help="beam size for BLEU (default: 1)")
     parser.add_argument(
         "--remove-bpe",
         default="subword_nmt",
         metavar="KIND",
-        help="subwords to join before BLEU, as in fairseq-generate: subword_nmt (default), sentencepiece, …",
+        help="kind of subwords, as in fairseq-generate: subword_nmt (default), sentencepiece, …",
     )
     parser.add_argument(
-        "--no-pictures", dest="pictures", action="store_false", help=f"write {RESULTS_FILE} alone; needs no matplotlib"
+        "--no-pictures", dest="pictures", action="store_false", help=f"write only {RESULTS_FILE}, without matplotlib"
     )
     parser.add_argument(
         "--summary",
         action="store_true",
         help=(
-            f"keep in {RESULTS_FILE} only what the project's page of results shows: coarser histograms, smaller "
-            "patterns"
+            f"write a smaller {RESULTS_FILE}, with coarser histograms and smaller patterns, as for this project's "
+            "documentation"
         ),
     )
     return parser
@@ -123,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def describe_parts() -> str:
     """Returns a text for --help that says for each part what it measures and how much it computes."""
-    lines = ["parts, and what each costs:"]
+    lines = ["measurements, and how long each takes:"]
     for name, part in PARTS.items():
         lines.append(f"  {name:10} {part.content}:")
         lines.append(f"  {'':10} {part.cost}")
@@ -137,10 +137,10 @@ def check_no_data_is_needed(parser: argparse.ArgumentParser, args: argparse.Name
         SynthesizerError: it has one.
     """
     if args.summary:
-        raise SynthesizerError("--summary: of figures that are measured on data; give --data BIN, or leave it out")
+        raise SynthesizerError("--summary: works only with --data; add --data BIN, or remove --summary")
     flags = list_changed_flags(parser, args, DATA_FLAGS)
     if flags:
-        raise SynthesizerError(f"{' '.join(flags)}: measured on data; give --data BIN, or leave it out")
+        raise SynthesizerError(f"{' '.join(flags)}: works only with --data; add --data BIN, or remove the flag")
 
 
 def list_changed_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, names: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ class Loaded(NamedTuple):
         # training, which goes on. "checkpoint_last.pt", the default, is the training's own checkpoint too.
         restores_another_training = options.reset_optimizer and options.restore_file != "checkpoint_last.pt"
         if options.finetune_from_model or restores_another_training:
-            logger.warning(f"{self.path}: trained from another checkpoint's weights, so there is no initial state")
+            logger.warning(f"{self.path}: trained from another checkpoint, so its state before training is unknown")
             return None
         utils.set_torch_seed(self.cfg.common.seed)
         return self.task.build_model(self.cfg.model).float().eval()
@@ -75,7 +75,7 @@ def load(path: Path, data: Path | None = None) -> Loaded:
             dictionaries of the data have other sizes.
     """
     if not path.is_file():
-        raise SynthesizerError(f"{path}: no such checkpoint; give a .pt file of fairseq-train")
+        raise SynthesizerError(f"{path}: no such checkpoint; use a .pt file of fairseq-train")
     # Attention is measured by position, and positions count from the first token: padding has to be on the right.
     # Without --eval-bleu, the task does not load the tokenizer and the beam search that only its validation needs.
     overrides = {"left_pad_source": False, "left_pad_target": False, "eval_bleu": False}
@@ -90,8 +90,8 @@ def load(path: Path, data: Path | None = None) -> Loaded:
     model = models[0].float().eval()
     if not attentions(model):
         raise SynthesizerError(
-            f"{path}: its model {model_name!r} is no Transformer and no Synthesizer of fairseq; only their attention "
-            "is known"
+            f"{path}: its model {model_name!r} is neither a Transformer nor a Synthesizer, and no other "
+            "attention is supported"
         )
     return Loaded(path=path, cfg=cfg, task=task, model=model, updates=read_num_updates(checkpoint), data=data)
 
@@ -107,7 +107,7 @@ def read_config(path: Path, checkpoint: dict[str, Any]) -> Any:
     else:
         cfg = checkpoint.get("cfg")
     if cfg is None or "model" not in checkpoint:
-        raise SynthesizerError(f"{path}: not a checkpoint of fairseq-train; give one such as checkpoint_best.pt")
+        raise SynthesizerError(f"{path}: not a checkpoint of fairseq-train; use a file such as checkpoint_best.pt")
     return cfg
 
 
@@ -132,8 +132,8 @@ def check_architecture(path: Path, cfg: Any) -> str:
         raise SynthesizerError(f"{path}: its model {name!r} is unknown to fairseq and to this plugin")
     if getattr(cfg.model, "cross_self_attention", False):
         raise SynthesizerError(
-            f"{path}: its self-attention also reads the source (--cross-self-attention); only a model trained without "
-            "that flag can be read here"
+            f"{path}: its self-attention also reads the source (--cross-self-attention); only models trained without "
+            "that flag are supported"
         )
     return str(name)
 
@@ -157,10 +157,10 @@ def check_embeddings(path: Path, model_name: str, weights: dict[str, Tensor], ha
     embeds_characters = any("embed_tokens.char_embeddings" in name for name in weights)
     embeds_tokens = bool(count_embeddings(weights))
     if embeds_characters and not has_data:
-        raise SynthesizerError(f"{path}: embeds the characters of its words, and only its data has those; give --data")
+        raise SynthesizerError(f"{path}: it embeds the characters of words, which only the data contain; add --data")
     if not embeds_characters and not embeds_tokens:
         raise SynthesizerError(
-            f"{path}: its model {model_name!r} is no Transformer or Synthesizer: it embeds no tokens"
+            f"{path}: its model {model_name!r} is not a Transformer or Synthesizer, because it embeds no tokens"
         )
 
 
@@ -200,8 +200,8 @@ def check_dictionaries(path: Path, data: Path, task: Any, sizes: dict[str, int])
         num_words = count_words(task, embedding)
         if num_words != size:
             raise SynthesizerError(
-                f"--data {data}: its dictionary has {num_words} entries, {path} was trained with {size} "
-                f"({embedding}); give the data of the training"
+                f"--data {data}: its dictionary has {num_words} entries, but {path} was trained with {size} "
+                f"({embedding}); use the data of the training"
             )
 
 
@@ -228,9 +228,9 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
         indices = [index for index in indices if dataset.num_tokens(index) <= longest]
     if len(indices) < num_sentences:
         num_skipped = num_sentences - len(indices)
-        logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are longer than the model can take")
+        logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are too long for the model and are skipped")
     if not indices:
-        raise SynthesizerError(f"--subset {subset}: no sentence that the model can take (limits: {longest or limits})")
+        raise SynthesizerError(f"--subset {subset}: all sentences are too long (limits: {longest or limits})")
     return sorted(indices, key=lambda index: (dataset.num_tokens(index), index))
 
 
@@ -243,7 +243,7 @@ def load_dataset(loaded: Loaded, subset: str) -> Any:
     try:
         loaded.task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise SynthesizerError(f"--data {loaded.data}: has no split {subset!r}, which is to be read") from error
+        raise SynthesizerError(f"--data {loaded.data}: has no split {subset!r}") from error
     dataset = loaded.task.dataset(subset)
     dataset.set_epoch(1)  # masks of a masked language model depend on the epoch; fairseq-validate reads the first
     return dataset

@@ -138,7 +138,7 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise SynthesizerError(
-            "pictures need matplotlib: pip install matplotlib; or give --no-pictures for the figures alone"
+            "pictures need matplotlib; run pip install matplotlib, or use --no-pictures to write only the numbers"
         ) from error
 
 

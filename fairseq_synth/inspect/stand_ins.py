@@ -58,18 +58,18 @@ def set_up_task(cfg: Any, data: Path) -> Any:
         SynthesizerError: the folder or a dictionary is missing, or the folder's files name no pair of languages.
     """
     if not data.is_dir():
-        raise SynthesizerError(f"--data {data}: no such folder; give the one of fairseq-preprocess")
+        raise SynthesizerError(f"--data {data}: no such folder; use the output folder of fairseq-preprocess")
     cfg.task.data = str(data)
     is_translation = hasattr(cfg.task, "source_lang")  # other tasks have no languages
     if is_translation and not (cfg.task.source_lang and cfg.task.target_lang):
         cfg.task.source_lang, cfg.task.target_lang = infer_language_pair(str(data))
         if cfg.task.source_lang is None:
-            raise SynthesizerError(f"--data {data}: no pair of languages; the checkpoint is of a {cfg.task._name} task")
+            raise SynthesizerError(f"--data {data}: has no pair of languages, which the task {cfg.task._name} needs")
     try:
         return tasks.setup_task(cfg.task)
     except FileNotFoundError as error:
         raise SynthesizerError(
-            f"--data {data}: {error.filename or error} is missing; give the data that the model was trained on"
+            f"--data {data}: {error.filename or error} is missing; use the data that the model was trained on"
         ) from error
 
 

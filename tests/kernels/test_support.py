@@ -27,7 +27,7 @@ def test_off_by_default(monkeypatch):
         monkeypatch.setattr(kernels, "SWITCH", setting)
         assert kernels.refuses(logits, value, None, None, 0.0) == "they are switched off"
     monkeypatch.setattr(kernels, "SWITCH", "true")
-    with pytest.raises(SynthesizerError, match="FAIRSEQ_SYNTH_KERNELS=true: give 1 for on or 0 for off"):
+    with pytest.raises(SynthesizerError, match="FAIRSEQ_SYNTH_KERNELS=true: use 1 for on or 0 for off"):
         kernels.refuses(logits, value, None, None, 0.0)
 
 
@@ -39,7 +39,7 @@ def test_off_by_default(monkeypatch):
             lambda: False,
             "the kernels need an NVIDIA GPU of compute capability 8.0 or higher, and Triton",
         ),
-        ("DTYPES", (), "has no effect in float32: give --fp16, --bf16 or --amp"),
+        ("DTYPES", (), "has no effect in float32: use --fp16, --bf16 or --amp"),
     ],
 )
 def test_why_the_kernels_are_off(name, value, message, monkeypatch, caplog):

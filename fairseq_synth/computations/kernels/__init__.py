@@ -93,7 +93,7 @@ def are_on() -> bool:
         SynthesizerError: The environment variable is neither 1 nor 0.
     """
     if SWITCH not in ("", "0", "1"):
-        raise SynthesizerError(f"{VARIABLE}={SWITCH}: give 1 for on or 0 for off")
+        raise SynthesizerError(f"{VARIABLE}={SWITCH}: use 1 for on or 0 for off")
     return SWITCH == "1"
 
 
@@ -160,7 +160,7 @@ def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
         return False
     suitable_types = INTERPRETED if device.type == "cpu" else DTYPES
     if dtype not in suitable_types:
-        logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: give --fp16, --bf16 or --amp")
+        logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: use --fp16, --bf16 or --amp")
         return False
     return True
 

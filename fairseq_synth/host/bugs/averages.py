@@ -15,7 +15,7 @@ from ..repairs import repair
 @repair(
     "_step_internal",
     EMA,
-    symptom="`--store-ema` averages tied weights too fast, as with `--share-all-embeddings`",
+    symptom="`--store-ema` updates the averages of tied weights more than once, as with `--share-all-embeddings`",
     versions="all versions",
 )
 def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model: Any, updates: Any = None) -> None:
@@ -61,7 +61,7 @@ def find_repeated_names(state_dict: dict[str, Tensor]) -> set[str]:
 @repair(
     "restore",
     EMA,
-    symptom="`--store-ema` loses the last layer norm with `--encoder-` or `--decoder-normalize-before`",
+    symptom="`--store-ema` loses the last layer norm with `--encoder-normalize-before`, and likewise in the decoder",
     versions="all versions",
 )
 def keep_final_norm_under_ema(
@@ -80,7 +80,7 @@ def keep_final_norm_under_ema(
 @repair(
     "load_checkpoint",
     Trainer,
-    symptom="`--store-ema` ends in a KeyError with `--finetune-from-model`",
+    symptom="`--store-ema` with `--finetune-from-model` fails with a KeyError",
     versions="all versions",
 )
 def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *args: Any, **kwargs: Any) -> Any:

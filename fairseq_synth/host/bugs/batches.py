@@ -12,7 +12,7 @@ from ..repairs import repair
 @repair(
     "get_batch_iterator",
     FairseqTask,
-    symptom="A run that is resumed after its first epoch forms other batches than before",
+    symptom="A run that is resumed after its first epoch uses different batches than an uninterrupted run",
     versions="all versions",
 )
 def resume_with_the_same_batches(
@@ -67,7 +67,7 @@ def will_reuse_batches(task: FairseqTask, dataset: Any, arguments: dict[str, Any
 @repair(
     "__getitem__",
     IndexedCachedDataset,
-    symptom="Data of `--dataset-impl cached` end in a KeyError: the first batch is read before the cache",
+    symptom="`--dataset-impl cached` fails with a KeyError, because the first batch is read before the cache is filled",
     versions="all versions",
 )
 def read_what_is_not_cached(original: Callable[..., Any], self: IndexedCachedDataset, i: int) -> Any:

@@ -16,7 +16,7 @@ from ..repairs import repair
 @repair(
     "copy",
     PathManager,
-    symptom="An interruption while checkpoint_last.pt or checkpoint_best.pt is replaced destroys the old file too",
+    symptom="If writing checkpoint_last.pt or checkpoint_best.pt is interrupted, the old file is lost, too",
     versions="all versions",
 )
 def write_checkpoints_atomically(
@@ -42,7 +42,7 @@ def write_checkpoints_atomically(
 @repair(
     "torch_persistent_save",
     fairseq.checkpoint_utils,
-    symptom="A checkpoint that cannot be written, as on a full disk, leaves a `.tmp` file behind",
+    symptom="If a checkpoint cannot be written, for example on a full disk, a `.tmp` file is left behind",
     versions="all versions",
 )
 def remove_unfinished_checkpoints(original: Callable[..., Any], obj: Any, path: str, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def removed_on_error(path: str) -> Iterator[None]:
 @repair(
     "save_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="With `--no-epoch-checkpoints`, a save at the end of an epoch writes no numbered checkpoint",
+    symptom="With `--no-epoch-checkpoints`, the checkpoint of `--save-interval-updates` is missing if an epoch ends",
     versions="all versions",
 )
 def number_checkpoints_at_epoch_ends(

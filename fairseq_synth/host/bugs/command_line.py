@@ -16,7 +16,7 @@ from ..repairs import repair
 
 
 @repair_parsed_flags(
-    symptom="`--bf16` makes the command line ask for a TPU",
+    symptom="`--bf16` fails without a TPU",
     versions="0.12.2 and later",
     is_needed=lambda: importlib.util.find_spec("torch_xla") is None,
 )
@@ -31,7 +31,7 @@ def allow_bf16_without_tpu(flags: argparse.Namespace) -> None:
 
 
 @repair_parsed_flags(
-    symptom="`--tokenizer moses` without `--source-lang` and `--target-lang` ends in an error of Hydra",
+    symptom="`--tokenizer moses` without `--source-lang` and `--target-lang` fails with an error of Hydra",
     versions="all versions",
 )
 def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
@@ -60,7 +60,7 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
 
 
 @repair_parsed_flags(
-    symptom="`fairseq-generate --num-shards N --shard-id I` translates the whole test set, not a part of it",
+    symptom="`fairseq-generate --num-shards N --shard-id I` translates the whole test set instead of a part of it",
     versions="all versions",
 )
 def translate_one_shard(flags: argparse.Namespace) -> None:
@@ -92,8 +92,8 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
     is_interactive = hasattr(flags, "buffer_size")  # only fairseq-interactive has --buffer-size
     if is_interactive:
         raise SynthesizerError(
-            f"--num-shards {num_shards}: fairseq-interactive translates all of its input; give each process its own "
-            "part of the text, and leave the flag out"
+            f"--num-shards {num_shards}: fairseq-interactive translates its whole input; give each process its own "
+            "part of the text, and remove the flag"
         )
     # If several processes translate the shard together, each of them translates its share of the shard.
     world_size = flags.distributed_world_size
@@ -105,7 +105,7 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
 @repair(
     "add_args",
     DenoisingTask,
-    symptom='`--task denoising` with a Transformer ends in "conflicting option string: --max-source-positions"',
+    symptom='`--task denoising` with a Transformer fails with "conflicting option string: --max-source-positions"',
     versions="0.12.2",
     is_needed=lambda: "add_args" in vars(DenoisingTask),
 )

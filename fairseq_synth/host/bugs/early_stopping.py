@@ -41,7 +41,7 @@ class NoEpochLeft:
 @repair(
     "load_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="A run that has reached `--max-update` trains one update more each time it is called again",
+    symptom="A finished run (`--max-update`) trains one more update each time the same command is called again",
     versions="all versions",
 )
 def skip_finished_training(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
@@ -58,12 +58,12 @@ def skip_finished_training(original: Callable[..., Any], cfg: Any, trainer: Any,
     updates = trainer.get_num_updates()
     hours = trainer.cumulative_training_time() / 3600
     if limits.max_update and updates >= limits.max_update:
-        logger.info(f"nothing to do: {updates} updates are trained, --max-update is {limits.max_update}")
+        logger.info(f"nothing to do: the model has {updates} updates, and --max-update is {limits.max_update}")
         return extra_state, NoEpochLeft(batches)
     # With 0 updates the training is new. A limit of 0 hours is no limit.
     if updates and 0 < limits.stop_time_hours < hours:
         logger.info(
-            f"nothing to do: the training has taken {hours:.1f} hours, --stop-time-hours is {limits.stop_time_hours}"
+            f"nothing to do: the training took {hours:.1f} hours, and --stop-time-hours is {limits.stop_time_hours}"
         )
         return extra_state, NoEpochLeft(batches)
     return extra_state, batches
@@ -72,7 +72,7 @@ def skip_finished_training(original: Callable[..., Any], cfg: Any, trainer: Any,
 @repair(
     "save_checkpoint",
     Trainer,
-    symptom="`--patience` counts anew when a training is started again, even if it had ended the training",
+    symptom="`--patience` forgets its count when a training is resumed",
     versions="all versions",
 )
 def save_patience(original: Callable[..., Any], self: Trainer, filename: str, extra_state: dict[str, Any]) -> Any:
@@ -96,7 +96,7 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
 @repair(
     "load_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="A training that `--patience` has ended goes on when it is started again",
+    symptom="A training that `--patience` has stopped continues when the same command is called again",
     versions="all versions",
 )
 def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
@@ -189,7 +189,7 @@ def find_patience_counters() -> list[Any]:
 @repair(
     "__init__",
     GroupedIterator,
-    symptom="`--skip-remainder-batch` with a small corpus ends in an UnboundLocalError of `valid_losses`",
+    symptom="`--skip-remainder-batch` with a small corpus fails with an UnboundLocalError of `valid_losses`",
     versions="all versions",
 )
 def refuse_epoch_without_update(
@@ -217,7 +217,7 @@ def refuse_epoch_without_update(
     original(self, iterable, chunk_size, skip_remainder_batch=skip_remainder_batch)
     if skip_remainder_batch and not self.has_next():
         raise SynthesizerError(
-            f"--skip-remainder-batch leaves no update in an epoch: it has {number_of_batches} batches without its last "
-            f"one, and an update needs {chunk_size} (--update-freq {chunk_size}); leave the flag out, lower "
-            "--update-freq, or make smaller batches"
+            f"--skip-remainder-batch: an epoch has no update: it has {number_of_batches} batches without its last "
+            f"one, and an update needs {chunk_size} (--update-freq {chunk_size}); remove the flag, lower "
+            "--update-freq, or use smaller batches"
         )

@@ -32,7 +32,7 @@ class LastTranslation:
 @repair(
     "load_model_ensemble",
     fairseq.checkpoint_utils,
-    symptom="`fairseq-generate --lm-path` looks for the language model's dict.txt in the translation data",
+    symptom="`fairseq-generate --lm-path` searches the translation data for the language model's dict.txt",
     versions="all versions",
 )
 def load_language_model_with_target_words(
@@ -171,7 +171,7 @@ def load_language_model(
         SynthesizerError: the file does not exist, is no language model, or has another dictionary.
     """
     if not PathManager.exists(path):
-        raise SynthesizerError(f"--lm-path {path}: no such file; give the checkpoint of a language model")
+        raise SynthesizerError(f"--lm-path {path}: no such file; use the checkpoint of a language model")
     other_settings = {name: value for name, value in overrides.items() if name != "data"}
     with errors_name_the_flag(path):
         state = fairseq.checkpoint_utils.load_checkpoint_to_cpu(path, other_settings)
@@ -235,5 +235,5 @@ def check_dictionary(path: str, data: str, dictionary: Dictionary) -> None:
     if Dictionary.load(dictionary_file).symbols != dictionary.symbols:
         raise SynthesizerError(
             f"--lm-path {path}: {dictionary_file} has other words, or another order, than the target dictionary of the "
-            "translation; train the language model on data made with that dictionary (--srcdict of fairseq-preprocess)"
+            "translation model; train the language model on data that are preprocessed with it (--srcdict)"
         )

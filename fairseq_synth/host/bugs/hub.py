@@ -14,7 +14,7 @@ from ..repairs import custom_repair, repair
 @repair(
     "__getattr__",
     StatefulContainer,
-    symptom="`copy.deepcopy` and `pickle` of what `from_pretrained` returns end in a RecursionError",
+    symptom="`copy.deepcopy` or `pickle` of a model from `from_pretrained` fails with a RecursionError",
     versions="all versions",
 )
 def copy_task_state(original: Callable[..., Any], self: StatefulContainer, name: str) -> Any:
@@ -33,7 +33,7 @@ def copy_task_state(original: Callable[..., Any], self: StatefulContainer, name:
 @repair(
     "make_generation_fast_",
     BaseFairseqModel,
-    symptom='`pickle` of a model that is prepared for generation ends in "Can\'t pickle local object"',
+    symptom='`pickle` of a model that is prepared for generation fails with "Can\'t pickle local object"',
     versions="all versions",
 )
 def pickle_models_for_generation(original: Callable[..., Any], self: BaseFairseqModel, **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ def refuse_training(mode: bool = True) -> None:
 
 
 @custom_repair(
-    symptom="`pickle` of a config ends in \"Can't pickle <enum 'Choices'>\"",
+    symptom="`pickle` of a configuration fails with \"Can't pickle <enum 'Choices'>\"",
     versions="all versions",
 )
 def pickle_choices() -> bool:

@@ -12,7 +12,7 @@ from ..repairs import repair
 @repair(
     "emulate_int8_histogram",
     scalar_ops,
-    symptom='`--quant-noise-scalar` ends in "Torch not compiled with CUDA enabled" on a CPU',
+    symptom='`--quant-noise-scalar` on a CPU fails with "Torch not compiled with CUDA enabled"',
     versions="all versions",
 )
 def quantize_without_a_gpu(

@@ -16,7 +16,7 @@ PLACES.append(Place(NGramRepeatBlock, "_no_repeat_ngram"))
 
 
 @custom_repair(
-    symptom="`--no-repeat-ngram-size` forbids nothing",
+    symptom="`--no-repeat-ngram-size` has no effect: repeated n-grams are not forbidden",
     versions="all versions; fairseq's issue #5206",
 )
 def forbid_repeated_ngrams() -> bool:
@@ -73,7 +73,7 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
 @repair(
     "step",
     DiverseBeamSearch,
-    symptom="`--diverse-beam-groups` ends in an IndexError in the second batch",
+    symptom="`--diverse-beam-groups` fails with an IndexError in the second batch",
     versions="all versions",
 )
 def penalize_groups_of_every_batch(
@@ -117,7 +117,7 @@ def penalize_groups_of_every_batch(
     "inference_step",
     FairseqTask,
     LanguageModelingTask,
-    symptom='`--prefix-size` with an empty line ends in an AssertionError, "200 < 200"',
+    symptom='`--prefix-size` fails with the AssertionError "200 < 200" if the text has an empty line',
     versions="all versions",
 )
 def continue_empty_lines(

@@ -19,7 +19,7 @@ def timeout_sends_sigint() -> bool:
 @repair(
     "__init__",
     DistributedTimeoutWrapper,
-    symptom="`--heartbeat-timeout` does not end a process that waits for a process that is gone",
+    symptom="`--heartbeat-timeout` does not stop a process that waits for a process that has died",
     versions="all versions",
     is_needed=timeout_sends_sigint,
 )

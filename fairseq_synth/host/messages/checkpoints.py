@@ -18,7 +18,7 @@ from ..repairs import repair
 @repair(
     "load_checkpoint_to_cpu",
     fairseq.checkpoint_utils,
-    symptom="A checkpoint that cannot be loaded gives a C++ or pickle error without its name",
+    symptom="The error for a checkpoint that cannot be loaded is a C++ or pickle error that does not name the file",
     versions="all versions",
 )
 def name_unreadable_checkpoints(original: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def explain_unreadable(error: Exception) -> str:
 @repair(
     "load_checkpoint",
     Trainer,
-    symptom="If the file of `--restore-file` does not exist, the run trains from scratch without an error",
+    symptom="If the file of `--restore-file` does not exist, the model is trained from scratch without a warning",
     versions="all versions",
 )
 def check_restored_checkpoint(
@@ -119,7 +119,7 @@ def explain_missing_checkpoint(settings: Any, filename: str) -> str:
 @repair(
     "build_lr_scheduler",
     fairseq.optim.lr_scheduler,
-    symptom="A training resumed with another `--lr-scheduler` ends in a KeyError, or later in a TypeError",
+    symptom="A training that is resumed with another `--lr-scheduler` fails with a KeyError or, later, a TypeError",
     versions="all versions",
 )
 def name_other_scheduler(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +134,7 @@ def name_other_scheduler(original: Callable[..., Any], *args: Any, **kwargs: Any
     def load_checked_state(state_dict: dict[str, Any]) -> None:
         if set(state_dict) != set(scheduler.state_dict()):
             raise SynthesizerError(
-                "--lr-scheduler: the checkpoint was trained with another scheduler; give that one, or "
+                "--lr-scheduler: the checkpoint was trained with another scheduler; use that scheduler, or "
                 "--reset-lr-scheduler"
             )
         load_state_dict(state_dict)

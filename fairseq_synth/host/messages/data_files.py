@@ -26,7 +26,7 @@ INDEXED_MAGIC: bytes = IndexedDataset._HDR_MAGIC
 @repair(
     "make_dataset",
     fairseq.data.indexed_dataset,
-    symptom="A `.bin` or `.idx` file that is cut short is not named, or is read as random numbers",
+    symptom="A truncated `.bin` or `.idx` file gives an error without the file's name, or is read as random numbers",
     versions="all versions",
 )
 def name_cut_data_files(original: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:

@@ -54,7 +54,7 @@ LONG_LIST_OF_CHOICES = r"argument (?P<flag>\S+): invalid choice: '(?P<value>.*?)
 
 
 @repair_parsed_flags(
-    symptom="A mistake in a flag written in JSON or Python, as in `--eval-bleu-args`, gives an error without its name",
+    symptom="The error for a wrong value of a JSON or Python flag, such as `--eval-bleu-args`, does not name the flag",
     versions="all versions",
 )
 def check_written_flags(flags: argparse.Namespace) -> None:
@@ -103,7 +103,7 @@ def check_generation_flags(flag: str, settings: dict[str, Any]) -> None:
     unknown = set(settings) - GENERATION_FLAGS
     if unknown:
         names = ", ".join(sorted(unknown))
-        raise SynthesizerError(f"{flag}: {names}: not a flag of fairseq-generate; give flags such as beam or lenpen")
+        raise SynthesizerError(f"{flag}: {names}: not a flag of fairseq-generate; use flags such as beam or lenpen")
 
 
 def check_detokenizer(flags: argparse.Namespace) -> None:
@@ -114,7 +114,7 @@ def check_detokenizer(flags: argparse.Namespace) -> None:
 
 
 @repair_parsed_flags(
-    symptom="A flag such as `--lenpen nan` is accepted, and the results are meaningless",
+    symptom="Flags such as `--lenpen nan` are accepted, but give meaningless results",
     versions="all versions",
 )
 def refuse_not_a_number(flags: argparse.Namespace) -> None:
@@ -126,13 +126,13 @@ def refuse_not_a_number(flags: argparse.Namespace) -> None:
         numbers = value if isinstance(value, list) else [value]
         for number in numbers:
             if isinstance(number, float) and math.isnan(number):
-                raise SynthesizerError(f"{flag_name(name)} nan: give a number")
+                raise SynthesizerError(f"{flag_name(name)} nan: must be a number")
 
 
 @repair(
     "parse_args_and_arch",
     fairseq.options,
-    symptom="A mistake in `--arch` is answered with the names of all architectures, 13,000 characters",
+    symptom="A typing error in `--arch` gives an error of 13,000 characters with the names of all architectures",
     versions="all versions",
 )
 def shorten_choices(original: Callable[..., Any], parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ from ..repairs import repair
     "inference_step",
     FairseqTask,
     LanguageModelingTask,
-    symptom="`--constraints` in a command that does not read them, such as `fairseq-generate`, ends in a TypeError",
+    symptom="`--constraints` fails with a TypeError in commands that cannot use it, such as `fairseq-generate`",
     versions="all versions",
 )
 def refuse_lost_constraints(
@@ -38,14 +38,14 @@ def refuse_lost_constraints(
     if needs_constraints and constraints is None:
         raise SynthesizerError(
             "--constraints: only fairseq-interactive reads constraints, after a tab in each line, and only for a "
-            "translation model; leave the flag out here"
+            "translation model; remove the flag"
         )
     if constraints is not None:
         tokens = constraints[:, 1:]  # the first column is the number of constraints
         if tokens.eq(self.target_dictionary.unk()).any():
             raise SynthesizerError(
-                "--constraints: a word after a tab is not in the dictionary; preprocess the constraints like the "
-                "text of the training, or give the --bpe of the training"
+                "--constraints: a word of a constraint is not in the dictionary; preprocess the constraints like the "
+                "training text, or use the --bpe of the training"
             )
     return original(self, generator, *args, **kwargs)
 
@@ -53,7 +53,7 @@ def refuse_lost_constraints(
 @repair(
     "load_align_dict",
     fairseq.utils,
-    symptom="`--replace-unk` ends at the first unknown word: hypotheses no longer carry an alignment",
+    symptom="`--replace-unk` fails at the first unknown word, because hypotheses no longer contain an alignment",
     versions="all versions",
 )
 def refuse_replace_unk(original: Callable[..., Any], replace_unk: str | None) -> Any:
@@ -68,7 +68,7 @@ def refuse_replace_unk(original: Callable[..., Any], replace_unk: str | None) ->
     """
     if replace_unk is not None:
         raise SynthesizerError(
-            "--replace-unk: fairseq cannot replace unknown words any more; leave it out (subwords hardly have any)"
+            "--replace-unk: fairseq can no longer replace unknown words; remove the flag (with subwords, they are rare)"
         )
     return original(replace_unk)
 
@@ -76,7 +76,7 @@ def refuse_replace_unk(original: Callable[..., Any], replace_unk: str | None) ->
 @repair(
     "_build_batches",
     GeneratorHubInterface,
-    symptom="In Python, `translate()` refuses a long sentence and advises a flag of the command line",
+    symptom="In Python, the error of `translate()` for a long sentence advises a flag of the command line",
     versions="all versions",
 )
 def name_argument_of_translate(

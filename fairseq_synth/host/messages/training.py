@@ -19,7 +19,7 @@ from ..repairs import repair
 @repair(
     "load_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="A validation sentence that is too long for the model ends a run after its first epoch",
+    symptom="If a validation sentence is too long for the model, training fails only after the first epoch",
     versions="0.12.2",
 )
 def check_validation_lengths(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
@@ -120,7 +120,7 @@ def advise_on_length(length: int, max_tokens: int | None, is_synthesizers_limit:
 @repair(
     "load_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="A `--best-checkpoint-metric` that validation does not measure ends a run before its first checkpoint",
+    symptom="If validation does not compute `--best-checkpoint-metric`, training fails before its first checkpoint",
     versions="all versions",
 )
 def check_best_metric(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
@@ -144,7 +144,7 @@ def check_best_metric(original: Callable[..., Any], cfg: Any, trainer: Any, **kw
         can_measure_bleu = hasattr(task_flags, "eval_bleu")
         bleu_choice = ", and bleu with --eval-bleu" if can_measure_bleu else ""
         raise SynthesizerError(
-            f"--best-checkpoint-metric {metric}: validation does not measure it; choose from "
+            f"--best-checkpoint-metric {metric}: validation does not compute this metric; choose from "
             f"{', '.join(measured)}{bleu_choice}"
         )
     return loaded
@@ -165,7 +165,7 @@ def find_metrics(trainer: Any) -> list[str]:
 @repair(
     "load_dataset",
     SentencePredictionTask,
-    symptom="Fewer `--num-classes` than labels end in an IndexError, on a GPU in an assertion of CUDA",
+    symptom="If `--num-classes` is too small, training fails with an IndexError, or on a GPU with a CUDA assertion",
     versions="all versions",
 )
 def check_classes(
@@ -188,7 +188,7 @@ def check_classes(
     label_numbers = [int(dataset[i]["target"]) for i in range(len(dataset))]
     if any(number >= num_classes for number in label_numbers):
         raise SynthesizerError(
-            f"--num-classes {num_classes}: the data have {len(labels)} labels ({', '.join(labels)}); give "
+            f"--num-classes {num_classes}: the data have {len(labels)} labels ({', '.join(labels)}); use "
             f"--num-classes {len(labels)}"
         )
     return dataset

@@ -20,7 +20,7 @@ from ..repairs import custom_repair, repair
 
 
 @custom_repair(
-    symptom="fairseq calls `np.compat.long`, which numpy 2 no longer has",
+    symptom="fairseq fails with numpy 2, because it calls `np.compat.long`, which numpy 2 has removed",
     versions="all versions with numpy >= 2",
 )
 def restore_numpy_compat() -> bool:
@@ -50,7 +50,7 @@ def percentile_lacks_interpolation() -> bool:
     # these two modules have imported the function, so they have a name of their own for it
     fairseq.data.bucket_pad_length_dataset,
     fairseq.data.audio.raw_audio_dataset,
-    symptom="`--num-batch-buckets` ends in a TypeError: `np.percentile` has no `interpolation`",
+    symptom="`--num-batch-buckets` fails with a TypeError, because `np.percentile` has no argument `interpolation`",
     versions="all versions",
     is_needed=percentile_lacks_interpolation,
 )
@@ -213,7 +213,7 @@ def shorten_padding_of_side(side: BucketPadLengthDataset, lengths: np.ndarray, m
 @repair(
     "get_batch_iterator",
     FairseqTask,
-    symptom="`--skip-invalid-size-inputs-valid-test` does not skip a sentence of more than `--max-tokens`",
+    symptom="`--skip-invalid-size-inputs-valid-test` does not skip sentences longer than `--max-tokens`",
     versions="all versions",
 )
 def skip_sentences_over_max_tokens(
@@ -236,7 +236,7 @@ def skip_sentences_over_max_tokens(
 @repair(
     "collater",
     LMContextWindowDataset,
-    symptom="With `--context-window`, every batch is padded by the whole window, even if no row needs it",
+    symptom="With `--context-window`, every batch is padded by the size of the window, even if no row needs padding",
     versions="all versions",
 )
 def cut_context_padding(original: Callable[..., Any], self: LMContextWindowDataset, samples: Any) -> Any:
@@ -258,7 +258,7 @@ def cut_context_padding(original: Callable[..., Any], self: LMContextWindowDatas
 @repair(
     "eval_lm_dataloader",
     LanguageModelingTask,
-    symptom="`fairseq-eval-lm` silently leaves out rows that are longer than the model's limit",
+    symptom="`fairseq-eval-lm` silently skips rows that are longer than the model's limit",
     versions="all versions",
 )
 def refuse_rows_left_out(
@@ -285,7 +285,7 @@ def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> N
     bos = " in addition to the token of --add-bos-token" if adds_bos else ""
     hint = length_hint(f"max_positions={limit}")
     raise SynthesizerError(
-        f"--tokens-per-sample: {number_too_long} of {len(dataset)} rows are longer than the {limit} tokens that the "
-        f"model takes{bos}, and fairseq would leave them out; give at most {limit}, and also --sample-break-mode none "
+        f"--tokens-per-sample: {number_too_long} of {len(dataset)} blocks are longer than the {limit} tokens that the "
+        f"model accepts{bos}, and fairseq would skip them; use at most {limit}, and also --sample-break-mode none "
         f"if single sentences are longer{hint}"
     )

@@ -54,7 +54,7 @@ def weights_only() -> Iterator[None]:
 
 
 @custom_repair(
-    symptom="torch >= 2.6 refuses to load the checkpoints of stock models and of `--eval-bleu`",
+    symptom="torch >= 2.6 cannot load checkpoints of fairseq's own models, or of a training with `--eval-bleu`",
     versions="all versions",
 )
 def allow_checkpoint_types() -> bool:
@@ -118,7 +118,7 @@ def config_types() -> list[Any]:
 @repair(
     "broadcast_object",
     fairseq.distributed.utils,
-    symptom="Several processes cannot resume with torch >= 2.6: they end in an UnpicklingError",
+    symptom="With torch >= 2.6, a training in several processes cannot be resumed: it fails with an UnpicklingError",
     versions="all versions",
     is_needed=has_allow_list,
 )

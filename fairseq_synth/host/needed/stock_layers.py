@@ -12,7 +12,7 @@ from ..repairs import repair
 @repair(
     "__init__",
     HostLayer,
-    symptom='A stock model translates nothing: "Mask Type should be defined"',
+    symptom='Generation with models of fairseq itself fails with "Mask Type should be defined"',
     versions="0.12.2 with torch >= 1.13; its issue #4899",
     is_needed=lambda: has_fast_path(HostLayer),
 )
