@@ -243,7 +243,7 @@ def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
     ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
     ("", "{raw} en en {out}", "en en: give two file extensions"),
     ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
-    ("", "{raw} en fr {out} --like {wmt}", "--like .*: is not text of en and fr"),
+    ("", "{raw} en fr {out} --like {wmt}", "--like .*: does not contain text in en and fr"),
     ("", "{raw} en de {out} --like {wmt} --merges 50", "--merges 50: --like .* has 60; remove the flag"),
     ("", "squad {out}", "squad.*ptb, .*personachat"),
     ("", "ptb {out} --lowercase", "--lowercase: has no effect for ptb; remove it"),

@@ -57,7 +57,7 @@ def test_perplexity_by_word(tmp_path):
     assert scores["ppl"]["score"] == 8
     assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
     assert scores["token_ppl"]["score"] == 4
-    assert_refused(lambda _: scorer.read_scores("", tmp_path), part="no figure of the test set")
+    assert_refused(lambda _: scorer.read_scores("", tmp_path), part="contains no score")
     assert_refused(lambda _: scorer.read_scores(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
     assert scorer.command("a", "b", 64)[-2] == 128  # a batch has room for a block
 
@@ -400,7 +400,7 @@ def test_after_a_short_training_the_best_checkpoint_is_scored(checkpoints, evalu
     (run / "checkpoint_best.pt").touch()
     assert_refused(score.main, run, part="")
     printed = capsys.readouterr().out
-    has_too_few = f"{run}: has {checkpoints} of the 5 checkpoints that its recipe averages"
+    has_too_few = f"{run}: only {checkpoints} of the 5 checkpoints that its recipe averages"
     assert f"{has_too_few}; scoring checkpoint_best.pt" in printed
     (command,) = commands
     assert f"--path {run}/checkpoint_best.pt " in command

@@ -85,7 +85,7 @@ def test_pairs_that_are_left_out(tmp_path, capsys):
     pairs.clean_pairs(both, out / "y", ("en", "de"), Limits(sample=1))
     assert (out / "y.de").read_text() == "A\nH\n"
     write(tmp_path / "train.de", ["", " ", *[""] * 4])
-    said = r"train: no pair of 6 is left \(6 empty\)"
+    said = r"train: none of the 6 pairs can be used \(6 empty\)"
     assert_refused(lambda _: pairs.clean_pairs(both[:1], out / "z", ("en", "de"), Limits()), part=said)
     assert len([*out.iterdir()]) == 4
 
