@@ -48,6 +48,14 @@ class Place(NamedTuple):
         """Returns the function that has this name now, which may be a replacement already."""
         return getattr(self.owner, self.attribute)
 
+    def set_function(self, replacement: Callable[..., Any]) -> None:
+        """Puts a replacement in this place. If a static method was there, the replacement becomes one too."""
+        # `getattr_static` returns the staticmethod itself; getattr would return the function in it.
+        is_static = isinstance(inspect.getattr_static(self.owner, self.attribute), staticmethod)
+        # Python would pass `self` to a plain function of a class as the first argument.
+        new_value = staticmethod(replacement) if is_static else replacement
+        setattr(self.owner, self.attribute, new_value)
+
 
 class Repair(NamedTuple):
     """A registered repair.
@@ -81,6 +89,7 @@ def custom_repair(*, symptom: str, versions: str) -> Callable[[Callable[[], bool
     """
 
     def register(function: Callable[[], bool]) -> Callable[[], bool]:
+        """Registers the decorated function, and returns it unchanged."""
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=function)
         return function
 
@@ -98,6 +107,7 @@ def repair(
     """Registers the decorated function as a repair that takes the place of ``owner.attribute``.
 
     The decorated function gets the original function as its first argument, and after it the arguments of the call.
+    Nothing is replaced before `apply_repairs` is called.
 
     Args:
         attribute: the name of the function to replace.
@@ -186,17 +196,14 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
         True if the function was replaced now, False if it had been replaced before.
     """
     original = place.function()
-    names_of_repairs = getattr(original, MARK, ())
-    if function.__name__ in names_of_repairs:
+    earlier_repairs = getattr(original, MARK, ())  # several repairs may replace the same function, one after another
+    if function.__name__ in earlier_repairs:
         return False
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    setattr(replacement, MARK, (*names_of_repairs, function.__name__))
-    # A static method has to stay one, because Python would pass `self` to a plain function of a class. `getattr_static`
-    # returns the staticmethod itself; getattr would return the function in it.
-    is_static = isinstance(inspect.getattr_static(place.owner, place.attribute), staticmethod)
-    setattr(place.owner, place.attribute, staticmethod(replacement) if is_static else replacement)
+    setattr(replacement, MARK, (*earlier_repairs, function.__name__))
+    place.set_function(replacement)
     return True
