@@ -284,9 +284,11 @@ def keep_output_heads(state: dict[str, Tensor], name: str, heads: list[int], hea
         head_dim: the number of features of a head.
     """
     for key in (f"{name}.weight", f"{name}.bias"):
-        if key in state:
-            by_head = state[key].unflatten(0, (-1, head_dim))  # (heads, head_dim, ...)
-            state[key] = by_head[torch.tensor(heads)].flatten(0, 1)
+        if key not in state:
+            continue  # a projection without bias
+        by_head = state[key].unflatten(0, (-1, head_dim))  # (all heads, head_dim, ...)
+        kept_heads = by_head[torch.tensor(heads)]  # (heads to keep, head_dim, ...)
+        state[key] = kept_heads.flatten(0, 1)
 
 
 def keep_input_heads(state: dict[str, Tensor], key: str, heads: list[int], head_dim: int) -> None:
@@ -299,8 +301,9 @@ def keep_input_heads(state: dict[str, Tensor], key: str, heads: list[int], head_
         heads: the heads to keep, in their new order.
         head_dim: the number of features of a head.
     """
-    by_head = state[key].unflatten(1, (-1, head_dim))  # (output features, heads, head_dim)
-    state[key] = by_head[:, torch.tensor(heads)].flatten(1, 2)
+    by_head = state[key].unflatten(1, (-1, head_dim))  # (output features, all heads, head_dim)
+    kept_heads = by_head[:, torch.tensor(heads)]  # (output features, heads to keep, head_dim)
+    state[key] = kept_heads.flatten(1, 2)
 
 
 def remove_projection(state: dict[str, Tensor], name: str) -> None:

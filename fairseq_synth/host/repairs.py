@@ -104,14 +104,15 @@ def always_needed() -> bool:
 def repair(
     attribute: str, *owners: Any, symptom: str, versions: str, is_needed: Callable[[], bool] = always_needed
 ) -> Callable[[Any], Any]:
-    """Registers the decorated function as a repair that takes the place of ``owner.attribute``.
+    """Registers the decorated function as a repair that takes the place of a function of fairseq, torch or Python.
 
     The decorated function gets the original function as its first argument, and after it the arguments of the call.
     Nothing is replaced before `apply_repairs` is called.
 
     Args:
-        attribute: the name of the function to replace.
-        owners: the modules or classes that have a function of this name; it is replaced in each of them.
+        attribute: the name of the function to replace, such as "inference_step".
+        owners: the modules or classes that have a function of this name, such as ``FairseqTask``; it is replaced in
+            each of them.
         symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
@@ -121,13 +122,7 @@ def repair(
 
     def register(function: Any) -> Any:
         """Registers the decorated function, and returns it unchanged."""
-
-        def apply() -> bool:
-            """Applies the repair if it is needed. Returns whether it has changed fairseq now."""
-            if not is_needed():
-                return False
-            return replace_all(places, function)
-
+        apply = functools.partial(replace_if_needed, places, function, is_needed)
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply)
         return function
 
@@ -180,8 +175,14 @@ def check_switch() -> None:
     raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: give all, or names joined by commas, from {names}")
 
 
-def replace_all(places: list[Place], function: Callable[..., Any]) -> bool:
-    """Replaces the functions at several places by `function`; returns whether at least one was replaced now."""
+def replace_if_needed(places: list[Place], function: Callable[..., Any], is_needed: Callable[[], bool]) -> bool:
+    """Replaces the functions at several places by `function`, unless `is_needed` returns False.
+
+    Returns:
+        True if at least one function was replaced now.
+    """
+    if not is_needed():
+        return False
     changes = [replace(place, function) for place in places]
     return any(changes)
 
