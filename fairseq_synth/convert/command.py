@@ -28,14 +28,19 @@ def run(args: argparse.Namespace) -> None:
     """
     loaded = load_separable(args)
     conversion = plan_conversion(loaded, args)
+
+    # The parameters of the new functions are computed from the averaged attention.
     averages = average_attention(loaded, conversion, args)
-    max_length = conversion.fixed_max_length
+    max_length = conversion.inherited_max_length
     if max_length is None:
-        max_length = choose_max_length(loaded, averages.length, args.max_length)
+        max_length = choose_max_length(loaded, longest_read=averages.length, max_length_flag=args.max_length)
     parameters = fit_functions(conversion, averages, max_length)
+
+    # Both losses are computed on the same sentences, those that the new model can read too.
     sentences = readable(loaded, "valid", args.sentences, longest=max_length)
     valid_batches = batches(loaded, "valid", sentences)
     loss_before = loss(loaded, valid_batches)
+
     heads = conversion.heads
     if args.heads_within is not None:
         logits = compute_logits(conversion, parameters, max_length)
@@ -45,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
     converted = build_model(loaded, conversion, parameters, heads, max_length)
     loss_after = loss(loaded._replace(model=converted.model), valid_batches)
     cfg = save_checkpoint(args.checkpoint, args.out, converted)
+
     print(f"loss: {loss_before:.4f} bits on {len(sentences):,} sentences of valid ({args.checkpoint})")
     print(f"loss, converted: {loss_after:.4f} bits, {loss_after - loss_before:+.4f} ({args.out})")
     print(f"heads: {describe_heads(loaded, conversion, heads)}")
@@ -62,8 +68,11 @@ def average_attention(loaded: Loaded, conversion: Conversion, args: argparse.Nam
         conversion: what the new model is to be.
         args: the flags of the command line.
     """
-    # At most one of the two is a number: `plan_conversion` refuses the flag if the old model has fixed the length.
-    known_max_length = conversion.fixed_max_length if args.max_length is None else args.max_length
+    # `plan_conversion` refuses the flag if the old model has a length, so there is at most one of the two.
+    if args.max_length is not None:
+        known_max_length = args.max_length
+    else:
+        known_max_length = conversion.inherited_max_length
     return words.average(loaded, args.subset, args.sentences, longest=known_max_length)
 
 
@@ -79,9 +88,10 @@ def fit_functions(conversion: Conversion, averages: words.Averages, max_length: 
         {name of a self-attention: {name of a parameter: its value for all heads}}
     """
     parameters = {}
-    for name, function in conversion.functions.items():
-        constants = averages.constants[name]
-        parameters[name] = words.function_parameters(function, constants, max_length, conversion.rank)
+    for attention_name, function in conversion.functions.items():
+        # The constants are logits by position, which the new function should compute as exactly as it can.
+        constants = averages.constants[attention_name]
+        parameters[attention_name] = words.function_parameters(function, constants, max_length, conversion.rank)
     return parameters
 
 
@@ -149,21 +159,21 @@ def choose_cheap_heads(
         SynthesizerError: the loss grows by more if only the cheapest head is replaced.
     """
     # {head: the loss if it alone is replaced}
-    loss_if_replaced = words.losses_without_words(loaded, sample, logits, heads)
-    largest_loss = loss_before + allowed_increase
-    chosen = []
-    # The heads come in the order of these losses. Each comes with the loss if it and all heads before it are replaced.
-    for head, loss_so_far in words.cheapest_first(loaded, sample, logits, loss_if_replaced):
-        if loss_so_far > largest_loss:
+    loss_of_single_head = words.losses_without_words(loaded, sample, logits, heads)
+    largest_allowed_loss = loss_before + allowed_increase
+    chosen_heads = []
+    # `cheapest_first` replaces more and more heads, in the order of these losses.
+    for head, loss_so_far in words.cheapest_first(loaded, sample, logits, loss_of_single_head):
+        if loss_so_far > largest_allowed_loss:
             break
-        chosen.append(head)
-    if not chosen:
-        lowest_cost = min(loss_if_replaced.values()) - loss_before
+        chosen_heads.append(head)
+    if not chosen_heads:
+        lowest_cost = min(loss_of_single_head.values()) - loss_before
         raise SynthesizerError(
             f"--heads-within {allowed_increase}: each head costs at least {lowest_cost:.2g} bits; use more, or remove "
             "it out"
         )
-    return chosen
+    return chosen_heads
 
 
 def describe_heads(loaded: Loaded, conversion: Conversion, heads: Sequence[Head]) -> str:
@@ -184,10 +194,11 @@ def describe_stack(stack: str, loaded: Loaded, conversion: Conversion, heads: Se
     names = [attention.name for attention in attentions_of_stack]
     num_heads = sum(attention.num_heads for attention in attentions_of_stack)
     num_replaced = len([head for head in heads if head.attention in names])
-    # All attentions of a stack get the same function, or none if the stack stays as it is.
-    new_functions = [function for name, function in conversion.functions.items() if name in names]
-    description = new_functions[0] if new_functions else "converted"  # "0 of the encoder's 8 are converted"
-    return f"{num_replaced} of the {stack}'s {num_heads} are {description}"
+    # All attentions of a stack get the same function. If the stack stays as it is, they get none.
+    new_functions = [conversion.functions[name] for name in names if name in conversion.functions]
+    if not new_functions:
+        return f"{num_replaced} of the {stack}'s {num_heads} are converted"
+    return f"{num_replaced} of the {stack}'s {num_heads} are {new_functions[0]}"
 
 
 def count_parameters(model: nn.Module) -> int:

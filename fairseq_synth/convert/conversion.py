@@ -29,14 +29,15 @@ class Conversion(NamedTuple):
         model_name: the name under which the class of the new model is registered.
         functions: {name of a self-attention: the function that replaces the dot products of its heads}.
         heads: the heads that may be replaced.
-        fixed_max_length: ``--synth-max-length`` of the new model, if the model cannot have another; else None.
+        inherited_max_length: ``--synth-max-length`` of the old model, which the new model has to keep; None if the old
+            model has none.
         rank: ``--synth-rank`` of the new model.
     """
 
     model_name: str
     functions: dict[str, str]
     heads: list[Head]
-    fixed_max_length: int | None
+    inherited_max_length: int | None
     rank: int
 
 
@@ -44,12 +45,12 @@ class Sizes(NamedTuple):
     """The sizes of the new functions.
 
     Attributes:
-        fixed_max_length: ``--synth-max-length``, if the model has it already; None if `choose_max_length` is to choose
-            it after the data are read.
+        inherited_max_length: ``--synth-max-length``, if the old model has it already; None if `choose_max_length` is to
+            choose it after the data are read.
         rank: ``--synth-rank``.
     """
 
-    fixed_max_length: int | None
+    inherited_max_length: int | None
     rank: int
 
 
@@ -72,9 +73,10 @@ def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
         if function == KEEP:
             continue
         replaceable_heads = dot_product_heads(attention)
-        if replaceable_heads:
-            functions[attention.name] = function
-            heads += replaceable_heads
+        if not replaceable_heads:
+            continue
+        functions[attention.name] = function
+        heads += replaceable_heads
     if not heads:
         raise SynthesizerError(
             f"{loaded.path}: no head to replace: the chosen heads compute no dot products, or --encoder {KEEP} or "
@@ -85,7 +87,7 @@ def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
         model_name=model_name,
         functions=functions,
         heads=heads,
-        fixed_max_length=sizes.fixed_max_length,
+        inherited_max_length=sizes.inherited_max_length,
         rank=sizes.rank,
     )
 
@@ -122,14 +124,14 @@ def choose_sizes(loaded: Loaded, args: argparse.Namespace) -> Sizes:
         SynthesizerError: ``--max-length`` is given, and the model has synthesizing functions already.
     """
     if not has_synthesizing_functions(loaded):
-        return Sizes(fixed_max_length=None, rank=args.rank)
-    max_length = loaded.cfg.model.synth_max_length
+        return Sizes(inherited_max_length=None, rank=args.rank)
+    old_max_length = loaded.cfg.model.synth_max_length
     if args.max_length is not None:
         raise SynthesizerError(
-            f"--max-length {args.max_length}: this model already has --synth-max-length {max_length}, "
+            f"--max-length {args.max_length}: this model already has --synth-max-length {old_max_length}, "
             "which holds for all functions of the model; remove the flag"
         )
-    return Sizes(fixed_max_length=max_length, rank=loaded.cfg.model.synth_rank)
+    return Sizes(inherited_max_length=old_max_length, rank=loaded.cfg.model.synth_rank)
 
 
 def new_model_name(loaded: Loaded) -> str:
@@ -202,8 +204,8 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
     This is the value of ``--max-length``, or without the flag the length of the longest sentence over which attention
-    was averaged. But it is at least the number of tokens in the rows of text that a training reads, because the new
-    model could otherwise not be trained further with the same flags.
+    was averaged. If the training reads rows of text instead of sentences, it is at least the length of a row, because
+    the new model could otherwise not be trained further with the same flags.
 
     Args:
         loaded: the old model.
@@ -211,9 +213,9 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
         max_length_flag: the value of ``--max-length``, or None.
 
     Raises:
-        SynthesizerError: ``--max-length`` is above both, the row length and the longest sentence.
+        SynthesizerError: ``--max-length`` is larger than the longest sentence, and larger than a row.
     """
-    row_length = find_row_length(loaded.cfg)
+    row_length = find_row_length(loaded.cfg)  # 0 if the training reads sentences
     largest_allowed = max(longest_read, row_length)
     if max_length_flag is None:
         return largest_allowed
@@ -236,8 +238,9 @@ def find_row_length(cfg: Any) -> int:
     Args:
         cfg: fairseq's config of the training.
     """
-    tokens_per_sample = getattr(cfg.task, "tokens_per_sample", None) or 0
+    row_length = getattr(cfg.task, "tokens_per_sample", None) or 0
     has_bos_token = getattr(cfg.model, "add_bos_token", False)
-    row_length = tokens_per_sample + 1 if has_bos_token else tokens_per_sample  # The token stands before each row.
+    if has_bos_token:
+        row_length += 1  # The token stands before each row.
     max_positions = getattr(cfg.model, "max_positions", None) or 0
     return max(row_length, max_positions)

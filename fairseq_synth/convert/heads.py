@@ -20,7 +20,9 @@ class OldHead(NamedTuple):
     group_index: int  # the index of its group of heads
     index_in_group: int
     is_replaced: bool  # whether it gets the new function
-    reads_query_key: bool
+    # Only heads that read queries and keys have a part of q_proj and k_proj. This is the index of the head among them;
+    # None if it does not read them.
+    query_index: int | None
 
 
 class NewGroup(NamedTuple):
@@ -58,7 +60,8 @@ def replace_heads(
     """Returns an attention in which some heads have another function.
 
     In the new attention, heads with the same functions have to be neighbours. So the heads may get another order
-    (`order_heads`), and with them their parts of all projections. The output of the attention does not depend on it.
+    (`order_heads`), and their parts of all projections get this order too. The output of the attention does not depend
+    on it.
 
     Args:
         old_state: the state dict of the old attention, which is not changed.
@@ -69,24 +72,34 @@ def replace_heads(
     """
     heads = order_heads(attention, replaced)  # in the order of the new attention
     groups = group_heads(attention, heads, function)
+    # The entries of an attention are its projections and, under "synthesizer.", its functions.
     state = {key: value for key, value in old_state.items() if not key.startswith("synthesizer.")}
+    keep_heads_in_projections(state, heads, head_dim=attention.module.head_dim)
     old_functions = select_prefix(old_state, "synthesizer.")
     for key, value in replace_functions(old_functions, attention, groups, parameters).items():
         state[f"synthesizer.{key}"] = value
+    return NewAttention(state=state, layer_spec=describe_groups(groups))
+
+
+def keep_heads_in_projections(state: dict[str, Tensor], heads: list[OldHead], head_dim: int) -> None:
+    """Keeps in each projection the heads that need a part of it, in their new order; changes the state dict in place.
+
+    Args:
+        state: the state dict of the projections.
+        heads: all heads of the attention, in their new order.
+        head_dim: the number of features of a head.
+    """
     # All heads have a part of the projections v_proj and out_proj.
-    head_dim = attention.module.head_dim
     new_order = [head.index_in_attention for head in heads]
-    keep_output_heads(state, "v_proj", new_order, head_dim)
-    keep_input_heads(state, "out_proj.weight", new_order, head_dim)
-    # Only heads that compute dot products have a part of q_proj and k_proj, so they have other indices there. A
-    # replaced head loses its part.
+    keep_output_heads(state, "v_proj", heads=new_order, head_dim=head_dim)
+    keep_input_heads(state, "out_proj.weight", heads=new_order, head_dim=head_dim)
+    # A head that is replaced by the new function loses its part of q_proj and k_proj, if it had one.
     kept_query_heads = find_kept_query_heads(heads)
     for name in ("q_proj", "k_proj"):
         if kept_query_heads:
-            keep_output_heads(state, name, kept_query_heads, head_dim)
+            keep_output_heads(state, name, heads=kept_query_heads, head_dim=head_dim)
         else:
             remove_projection(state, name)
-    return NewAttention(state, describe_groups(groups))
 
 
 def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
@@ -116,19 +129,21 @@ def list_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
         replaced: the indices of the heads that get the new function.
     """
     heads: list[OldHead] = []
+    num_query_heads = 0  # how many of these heads read queries and keys
     for group_index, group in enumerate(attention.head_groups()):
-        num_heads_before_group = len(heads)
         reads_query_key = any(SYNTHESIZERS[name].reads_query_key for name in group.functions)
         for index_in_group in range(group.num_heads):
-            index_in_attention = num_heads_before_group + index_in_group
+            index_in_attention = len(heads)  # All heads before this one are in the list.
             head = OldHead(
                 index_in_attention=index_in_attention,
                 group_index=group_index,
                 index_in_group=index_in_group,
                 is_replaced=index_in_attention in replaced,
-                reads_query_key=reads_query_key,
+                query_index=num_query_heads if reads_query_key else None,
             )
             heads.append(head)
+            if reads_query_key:
+                num_query_heads += 1
     return heads
 
 
@@ -144,16 +159,16 @@ def group_heads(attention: Attention, heads: list[OldHead], new_function: str) -
     """
     old_groups = attention.head_groups()
     new_groups: list[NewGroup] = []
-    for i, head in enumerate(heads):
-        if i > 0 and belong_together(heads[i - 1], head):
+    for head in heads:
+        if new_groups and belong_together(new_groups[-1].heads[-1], head):
             new_groups[-1].heads.append(head)
             continue
         # The head begins a new group.
         if head.is_replaced:
-            functions_of_group = new_function
+            functions = new_function
         else:
-            functions_of_group = "+".join(old_groups[head.group_index].functions)
-        new_groups.append(NewGroup(functions_of_group, [head], head.is_replaced))
+            functions = "+".join(old_groups[head.group_index].functions)
+        new_groups.append(NewGroup(functions=functions, heads=[head], is_replaced=head.is_replaced))
     return new_groups
 
 
@@ -184,11 +199,12 @@ def replace_functions(
         if group.is_replaced:
             group_state = select_new_parameters(group, parameters)
         else:
-            prefix_of_old_group = group_prefix(group.old_group_index, num_old_groups)
-            group_state = select_kept_parameters(group, select_prefix(old_functions, prefix_of_old_group))
-        prefix_of_new_group = group_prefix(index, num_groups=len(groups))
+            old_prefix = group_prefix(group.old_group_index, num_groups=num_old_groups)
+            old_group_state = select_prefix(old_functions, old_prefix)
+            group_state = select_kept_parameters(group, old_group_state)
+        new_prefix = group_prefix(index, num_groups=len(groups))
         for key, value in group_state.items():
-            new_functions[prefix_of_new_group + key] = value
+            new_functions[new_prefix + key] = value
     return new_functions
 
 
@@ -232,8 +248,7 @@ def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
 
     Args:
         key: the key of the parameter in the state dict of the group.
-        value: the parameter. Its first dimension is the heads. Only in ``alpha``, the weights of the functions that the
-            group mixes, the first dimension is the functions and the second one the heads.
+        value: the parameter, usually of shape (heads, ...).
         heads: the indices of the heads in the group.
     """
     # The buffer `factors` of factorized_dense has the shape (a, b, 0). It has no elements and only records the sizes a
@@ -241,28 +256,21 @@ def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
     only_records_sizes = value.numel() == 0
     if only_records_sizes:
         return value
-    if key == "alpha":
+    if key == "alpha":  # the weights of the functions that the group mixes, of shape (functions, heads)
         return value[:, heads]
     return value[heads]
 
 
 def find_kept_query_heads(heads: list[OldHead]) -> list[int]:
-    """Returns the positions of the heads that stay in the query and key projections, in the new order of the heads.
+    """Returns which heads keep their part of the projections q_proj and k_proj, in the new order of the heads.
 
-    The old projections have only those heads of the attention that read queries and keys. A position is the index of a
-    head among these. For example, if the heads 1, 2 and 3 of four heads read queries and keys, their positions in the
-    projections are 0, 1 and 2. If head 2 is replaced and the new order is 3, 2, 1, 0, the result is [2, 0].
+    These are all heads that read queries and keys and are not replaced. They are given by their index among the heads
+    that read queries and keys (`OldHead.query_index`).
 
     Args:
         heads: all heads of the attention, in their new order.
     """
-    query_heads = sorted(head.index_in_attention for head in heads if head.reads_query_key)
-    position_in_projection = {index: position for position, index in enumerate(query_heads)}
-    kept = []
-    for head in heads:
-        if head.reads_query_key and not head.is_replaced:
-            kept.append(position_in_projection[head.index_in_attention])
-    return kept
+    return [head.query_index for head in heads if head.query_index is not None and not head.is_replaced]
 
 
 def keep_output_heads(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
@@ -276,9 +284,11 @@ def keep_output_heads(state: dict[str, Tensor], name: str, heads: list[int], hea
         head_dim: the number of features of a head.
     """
     for key in (f"{name}.weight", f"{name}.bias"):
-        if key in state:
-            by_head = state[key].unflatten(0, (-1, head_dim))  # (heads, head_dim, ...)
-            state[key] = by_head[torch.tensor(heads)].flatten(0, 1)
+        if key not in state:
+            continue  # a projection without bias
+        by_head = state[key].unflatten(0, (-1, head_dim))  # (all heads, head_dim, ...)
+        kept_heads = by_head[torch.tensor(heads)]  # (heads to keep, head_dim, ...)
+        state[key] = kept_heads.flatten(0, 1)
 
 
 def keep_input_heads(state: dict[str, Tensor], key: str, heads: list[int], head_dim: int) -> None:
@@ -291,8 +301,9 @@ def keep_input_heads(state: dict[str, Tensor], key: str, heads: list[int], head_
         heads: the heads to keep, in their new order.
         head_dim: the number of features of a head.
     """
-    by_head = state[key].unflatten(1, (-1, head_dim))  # (output features, heads, head_dim)
-    state[key] = by_head[:, torch.tensor(heads)].flatten(1, 2)
+    by_head = state[key].unflatten(1, (-1, head_dim))  # (output features, all heads, head_dim)
+    kept_heads = by_head[:, torch.tensor(heads)]  # (output features, heads to keep, head_dim)
+    state[key] = kept_heads.flatten(1, 2)
 
 
 def remove_projection(state: dict[str, Tensor], name: str) -> None:

@@ -61,7 +61,7 @@ def build_model(
     cfg = make_config(loaded, conversion, weights.layer_specs, max_length)
     model = loaded.task.build_model(OmegaConf.create(cfg)).float().eval()
     model.load_state_dict(weights.state, strict=True)
-    return NewModel(cfg, model)
+    return NewModel(cfg=cfg, model=model)
 
 
 def convert_weights(
@@ -75,24 +75,25 @@ def convert_weights(
         parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
     """
-    state = dict(model.state_dict())
+    state = dict(model.state_dict())  # a copy, in which the entries of each self-attention are replaced
     layer_specs: dict[str, list[str]] = {}
     for attention in self_attentions(model):
         prefix = find_prefix(model, attention.module)
-        old_attention_state = remove_entries(state, prefix)
-        replaced = {head.number for head in heads if head.attention == attention.name}
-        # An attention without replaced heads keeps its weights, but its functions have to be listed too.
+        old_attention_state = pop_entries(state, prefix)
+        replaced_heads = {head.number for head in heads if head.attention == attention.name}
+        # An attention without replaced heads has no new function and no parameters of it. It keeps its weights, but
+        # `layer_specs` has to name its functions too.
         new_attention = replace_heads(
             old_attention_state,
             attention=attention,
-            replaced=replaced,
+            replaced=replaced_heads,
             function=conversion.functions.get(attention.name, ""),
             parameters=parameters.get(attention.name, {}),
         )
         for key, value in new_attention.state.items():
             state[prefix + key] = value
         layer_specs.setdefault(attention.stack, []).append(new_attention.layer_spec)
-    return NewWeights(state, layer_specs)
+    return NewWeights(state=state, layer_specs=layer_specs)
 
 
 def find_prefix(model: nn.Module, module: nn.Module) -> str:
@@ -101,7 +102,7 @@ def find_prefix(model: nn.Module, module: nn.Module) -> str:
     return f"{names[0]}."
 
 
-def remove_entries(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def pop_entries(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Removes the entries whose keys begin with `prefix` from a state dict, in place; returns them without prefix."""
     removed = select_prefix(state, prefix)
     for key in removed:
@@ -126,8 +127,7 @@ def make_config(
     # First the settings of the old model, then those of the new functions.
     settings = read_settings(loaded.cfg.model)
     for stack, specs in layer_specs.items():
-        are_alike = len(set(specs)) == 1
-        settings[f"{stack}_synthesizer"] = specs[0] if are_alike else ",".join(specs)
+        settings[f"{stack}_synthesizer"] = join_layer_specs(specs)
     settings["synth_max_length"] = max_length
     settings["synth_rank"] = conversion.rank
     # `read_config` adds the default of each flag of the new class that is missing.
@@ -139,6 +139,18 @@ def make_config(
         cfg[flag.name] = getattr(settings_with_defaults, flag.name)
     cfg["_name"] = conversion.model_name
     return cfg
+
+
+def join_layer_specs(specs: list[str]) -> str:
+    """Returns the value of ``--encoder-synthesizer`` for a stack of layers.
+
+    If all layers are alike, this is the value for a single layer: ["dense", "dense"] -> "dense". Otherwise it lists
+    the values for all layers: ["dense", "random"] -> "dense,random".
+    """
+    are_alike = len(set(specs)) == 1
+    if are_alike:
+        return specs[0]
+    return ",".join(specs)
 
 
 def read_settings(model_cfg: Any) -> dict[str, Any]:
@@ -169,12 +181,11 @@ def save_checkpoint(old_path: Path, new_path: Path, new: NewModel) -> dict[str, 
     cfg["model"] = new.cfg
     # This tells users, and `Loaded.initial`, that the new model was not trained from scratch.
     cfg["checkpoint"]["finetune_from_model"] = str(old_path)
-    old_extra_state = checkpoint.get("extra_state") or {}
-    extra_state = {name: value for name, value in old_extra_state.items() if name not in LOST_STATE}
-    checkpoint["args"] = None  # In older versions of fairseq, this was the config.
     checkpoint["cfg"] = cfg
+    checkpoint["args"] = None  # In older versions of fairseq, this was the config.
     checkpoint["model"] = new.model.state_dict()
     checkpoint["last_optimizer_state"] = None
-    checkpoint["extra_state"] = extra_state
+    old_extra_state = checkpoint.get("extra_state") or {}
+    checkpoint["extra_state"] = {name: value for name, value in old_extra_state.items() if name not in LOST_STATE}
     checkpoint_utils.torch_persistent_save(checkpoint, str(new_path))
     return dict(cfg)

@@ -65,24 +65,25 @@ def model_flags(model_cfg: dict[str, Any]) -> list[str]:
 
 
 def part_flags(part: str, part_cfg: dict[str, Any]) -> list[str]:
-    """Returns the flag of a part of fairseq's config, such as ``--task``, and the flags that it brings.
+    """Returns the flag that sets a part of fairseq's config, and the flags that belong to its value.
 
+    For example, the part ``criterion`` may give ``--criterion label_smoothed_cross_entropy --label-smoothing 0.1``.
     Flags at their defaults are left out.
 
     Args:
         part: ``task``, ``criterion`` or ``optimizer``.
         part_cfg: this part of the config.
     """
-    name = part_cfg["_name"]
-    flags = [f"--{part}", name]
-    dataclasses_by_name = DATACLASSES[part]
-    if name not in dataclasses_by_name:
-        return flags  # It has no flags of its own.
-    defaults = dataclasses_by_name[name]()
+    class_name = part_cfg["_name"]
+    flags = [f"--{part}", class_name]
+    dataclasses_of_part = DATACLASSES[part]
+    if class_name not in dataclasses_of_part:
+        return flags  # This class has no flags of its own.
+    defaults = dataclasses_of_part[class_name]()
     parser = argparse.ArgumentParser(add_help=False)
     gen_parser_from_dataclass(parser, defaults)
     # The data are not a flag, but the first argument of the command.
-    settings = {name: value for name, value in part_cfg.items() if name != "data"}
+    settings = {flag: value for flag, value in part_cfg.items() if flag != "data"}
     return flags + changed_flags(parser, defaults, settings)
 
 
@@ -109,16 +110,17 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
             command line has no text for None.
     """
     flags = []
-    # argparse has an action for each flag. Its `dest` is the name of the setting, and `option_strings` are the texts of
-    # the flag. There is no public way to list the actions.
+    # argparse has an action for each flag. Its `dest` is the name of the setting, and `option_strings` are the ways to
+    # write the flag. There is no public way to list the actions.
     for action in parser._actions:
         value = values.get(action.dest)
+        default = getattr(defaults, action.dest, None)
         if isinstance(value, list):
             value = tuple(value)  # (0.9, 0.98), as fairseq reads it
-        if value is None or value == getattr(defaults, action.dest, None):
+        if value is None or value == default:
             continue
         flags.append(action.option_strings[0])
-        is_switch = action.nargs == 0  # Without a value, the flag sets the opposite of its default.
+        is_switch = action.nargs == 0  # A switch has no value. It sets the opposite of the default.
         if not is_switch:
             flags.append(str(value))
     return flags

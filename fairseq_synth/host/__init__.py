@@ -11,37 +11,53 @@ line. `message_table` explains errors of fairseq and torch. `versions` checks th
 `layers` has the encoder layer that the plugin builds on.
 """
 
+from .repairs import Place, apply_repairs, check_switch, replace
+
 
 def repair_fairseq() -> None:
     """Changes fairseq by every repair that is not switched off by the variable FAIRSEQ_SYNTH_NO_REPAIRS.
 
-    A repair is registered when the module that has it is imported, and applied by `apply_repairs`. The order matters:
-
-    1. The repair of `message_table` is registered and applied, which needs no fairseq. Every later error, including
-       those of steps 2 and 4, is printed as one line.
-    2. The versions of torch and fairseq are checked.
-    3. The other repairs are registered. Their modules import fairseq, which the check has found usable.
-    4. The variable is checked, now that all repairs are known by name.
-    5. The other repairs are applied.
+    A repair is registered when the module that has it is imported, and `apply_repairs` applies what is registered.
+    Most of these modules import fairseq, so they can be imported only after fairseq was checked.
 
     Raises SynthesizerError if this fairseq or torch cannot be used, or if the variable names an unknown repair.
     """
+    register_error_printing()
+    apply_repairs()  # From now on, an error is printed as one line. This includes the errors of the next steps.
+    check_versions()
+    register_other_repairs()
+    check_switch()  # only now, because the check needs the names of all repairs
+    load_checkpoints_safely()
+    apply_repairs()  # This applies the other repairs. A repair that was applied before is not applied again.
+
+
+def register_error_printing() -> None:
+    """Registers the repair that prints errors as one line, by importing its module, which does not need fairseq."""
+    from . import message_table  # noqa: F401
+
+
+def check_versions() -> None:
+    """Checks the installed torch and fairseq; raises SynthesizerError if one of them cannot be used."""
     import torch
 
-    from . import message_table, versions  # noqa: F401  (the import of the table registers its repair)
-    from .repairs import Place, apply_repairs, check_switch, replace
+    from . import versions
 
-    apply_repairs()  # so far only the excepthook, the function of Python that prints errors
     versions.check_torch(torch.__version__)
     versions.import_host()
 
+
+def register_other_repairs() -> None:
+    """Registers all repairs that need fairseq, by importing their modules."""
+    from . import bugs, messages, needed  # noqa: F401
+
+
+def load_checkpoints_safely() -> None:
+    """Replaces fairseq's function that loads a checkpoint, so that loading never runs code that the file contains.
+
+    This is no repair, because users must not switch it off.
+    """
     import fairseq.checkpoint_utils
 
-    # These imports register the other repairs.
-    from . import bugs, messages, needed  # noqa: F401
     from .needed.loading import load_weights_only
 
-    check_switch()
-    # Not a repair that can be switched off: without it, loading a checkpoint can run code.
     replace(Place(fairseq.checkpoint_utils, "load_checkpoint_to_cpu"), load_weights_only)
-    apply_repairs()  # the repair of step 1, which is applied already, stays as it is

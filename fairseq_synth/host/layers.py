@@ -32,9 +32,12 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     """Returns fairseq's encoder layer without the fast path of 0.12.2, or the class itself if it has no fast path.
 
     The fast path (BetterTransformer) is used at inference, once a checkpoint is loaded. It always computes dot-product
-    attention and never calls the layer's ``self_attn``, which is another attention in a Synthesizer. For the fast path,
-    the layer keeps copies of eight weights. fairseq's constructor takes the shapes of these copies from
-    ``self_attn.q_proj``, which a Synthesizer may not have.
+    attention and never calls the layer's ``self_attn``, which is another attention in a Synthesizer.
+
+    For the fast path, fairseq's constructor copies eight weights (`FAST_PATH_COPIES`). The shapes of these copies are
+    those of projections such as ``self_attn.q_proj``, which a Synthesizer may not have. So the layer without fast path
+    first lets the constructor copy the empty weights of a placeholder, then removes the copies, and then builds the
+    attention.
     """
     if not has_fast_path(layer_class):
         return layer_class
@@ -42,12 +45,10 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
         def __init__(self, cfg: Any, return_fc: bool = False) -> None:
             """Builds the layer without what fairseq 0.12.2 adds to it for the fast path; see `without_fast_path`."""
-            # The attention itself is built last, when fairseq's constructor has made its copies of empty weights.
-            with stand_in_attention(self):
+            with placeholder_attention(self):
                 super().__init__(cfg, return_fc=return_fc)
             for name in FAST_PATH_COPIES:
                 delattr(self, name)
-            del self.self_attn  # type: ignore[has-type]
             self.self_attn = self.build_self_attention(self.embed_dim, cfg)
             self.can_use_fastpath = False
 
@@ -55,16 +56,20 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
 
 
 @contextlib.contextmanager
-def stand_in_attention(layer: nn.Module) -> Iterator[None]:
-    """Lets ``layer.build_self_attention`` return a stand-in in the body of the with statement.
+def placeholder_attention(layer: nn.Module) -> Iterator[None]:
+    """Lets ``layer.build_self_attention`` return a placeholder in the body of the with statement.
 
-    The stand-in is no module. It has just the weights that fairseq's constructor reads, and these are empty.
+    The placeholder is no module. It has just the weights that fairseq's constructor reads, and these are empty.
     """
     empty_projection = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
-    stand_in = SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
-    # An attribute of the object hides the method of its class until it is deleted. It is set by `object`, because
-    # `nn.Module.__setattr__` works only after the constructor of nn.Module, which has not run yet.
-    object.__setattr__(layer, "build_self_attention", lambda embed_dim, cfg: stand_in)
+    placeholder = SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
+
+    def build_placeholder(embed_dim: int, cfg: Any) -> Any:
+        return placeholder
+
+    # An attribute of the object hides the method of its class until it is deleted. The constructor of nn.Module has not
+    # run yet, and without it `nn.Module.__setattr__` does not work. So the attribute is set and deleted by `object`.
+    object.__setattr__(layer, "build_self_attention", build_placeholder)
     try:
         yield
     finally:

@@ -28,9 +28,9 @@ from .repairs import repair
 
 
 def runs_in_command() -> bool:
-    """Returns whether this process runs one of fairseq's commands, such as ``fairseq-train``.
+    """Returns whether this process runs one of fairseq's commands, and tells Hydra not to print errors if it does.
 
-    If so, it also sets the environment variable HYDRA_FULL_ERROR. Otherwise Hydra would print the errors of
+    To do so, it sets the environment variable HYDRA_FULL_ERROR. Otherwise Hydra would print the errors of
     ``fairseq-hydra-train`` itself, and `print_one_line_errors` would never see them.
     """
     is_command = has_fairseq_command(traceback.walk_stack(None))

@@ -67,12 +67,10 @@ def read_names(text: str, kind: str) -> list[str]:
 
 
 def explain_wrong_size(wrong_size: WrongSize) -> str | None:
-    """Returns a line that says which data or flag was wrong if this weight tells; returns None for other weights."""
+    """Returns a line that says which data or flag was wrong; None if the size of this weight does not show that."""
     name = wrong_size.name
-    size_in_checkpoint = wrong_size.in_checkpoint  # a text such as "[16, 8]"
-    size_in_model = wrong_size.in_model
-    rows_in_checkpoint = first_number(size_in_checkpoint)
-    rows_in_model = first_number(size_in_model)
+    rows_in_checkpoint = first_number(wrong_size.in_checkpoint)
+    rows_in_model = first_number(wrong_size.in_model)
     if name.endswith("embed_tokens.weight") and rows_in_model != rows_in_checkpoint:
         return (
             f"the data have another dictionary ({rows_in_model} words, {rows_in_checkpoint} in the training); give the "
@@ -86,7 +84,7 @@ def explain_wrong_size(wrong_size: WrongSize) -> str | None:
         )
     if name.endswith((".E", ".F")):  # the projections of Linformer
         return (
-            f"{name} is {size_in_checkpoint} in the checkpoint and {size_in_model} in this model; give the "
+            f"{name} is {wrong_size.in_checkpoint} in the checkpoint and {wrong_size.in_model} in this model; give the "
             "--linformer-k, --linformer-sharing and --max-positions of the training"
         )
     return None

@@ -29,27 +29,27 @@ def repair_parsed_flags(
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
-
-    register_replacement = repair(
+    # `repair` makes the decorator for a function that replaces fairseq's parser of the command line.
+    register_parser = repair(
         "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
     )
 
     def register(repair_flags: FlagFunction) -> FlagFunction:
-        """Registers a function that parses the command line and then calls `repair_flags`. Returns `repair_flags`."""
-        register_replacement(make_replacement(repair_flags))
+        """Registers the decorated function, and returns it unchanged."""
+        register_parser(make_parser(repair_flags))
         return repair_flags
 
     return register
 
 
-def make_replacement(repair_flags: FlagFunction) -> Callable[..., Any]:
-    """Returns a function that replaces ``fairseq.options.parse_args_and_arch`` and has the name of `repair_flags`.
+def make_parser(repair_flags: FlagFunction) -> Callable[..., Any]:
+    """Returns a replacement for ``fairseq.options.parse_args_and_arch``, which also calls `repair_flags`.
 
-    It calls the original and then `repair_flags` with the parsed flags. It returns what the original has returned.
+    The replacement parses the command line with the original, calls `repair_flags` with the parsed flags, and returns
+    what the original has returned.
     """
 
-    # The function gets the name and docstring of `repair_flags`, because the name stands for the repair in messages and
-    # in FAIRSEQ_SYNTH_NO_REPAIRS.
+    # `wraps` gives the function the name of `repair_flags`, by which users switch the repair off.
     @functools.wraps(repair_flags)
     def parse_and_repair(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         parsed = original(*args, **kwargs)

@@ -48,6 +48,14 @@ class Place(NamedTuple):
         """Returns the function that has this name now, which may be a replacement already."""
         return getattr(self.owner, self.attribute)
 
+    def set_function(self, replacement: Callable[..., Any]) -> None:
+        """Puts a replacement in this place. If a static method was there, the replacement becomes one too."""
+        # `getattr_static` returns the staticmethod itself; getattr would return the function in it.
+        is_static = isinstance(inspect.getattr_static(self.owner, self.attribute), staticmethod)
+        # Python would pass `self` to a plain function of a class as the first argument.
+        new_value = staticmethod(replacement) if is_static else replacement
+        setattr(self.owner, self.attribute, new_value)
+
 
 class Repair(NamedTuple):
     """A registered repair.
@@ -81,6 +89,7 @@ def custom_repair(*, symptom: str, versions: str) -> Callable[[Callable[[], bool
     """
 
     def register(function: Callable[[], bool]) -> Callable[[], bool]:
+        """Registers the decorated function, and returns it unchanged."""
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=function)
         return function
 
@@ -95,13 +104,15 @@ def always_needed() -> bool:
 def repair(
     attribute: str, *owners: Any, symptom: str, versions: str, is_needed: Callable[[], bool] = always_needed
 ) -> Callable[[Any], Any]:
-    """Registers the decorated function as a repair that takes the place of ``owner.attribute``.
+    """Registers the decorated function as a repair that takes the place of a function of fairseq, torch or Python.
 
     The decorated function gets the original function as its first argument, and after it the arguments of the call.
+    Nothing is replaced before `apply_repairs` is called.
 
     Args:
-        attribute: the name of the function to replace.
-        owners: the modules or classes that have a function of this name; it is replaced in each of them.
+        attribute: the name of the function to replace, such as "inference_step".
+        owners: the modules or classes that have a function of this name, such as ``FairseqTask``; it is replaced in
+            each of them.
         symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
@@ -111,13 +122,7 @@ def repair(
 
     def register(function: Any) -> Any:
         """Registers the decorated function, and returns it unchanged."""
-
-        def apply() -> bool:
-            """Applies the repair if it is needed. Returns whether it has changed fairseq now."""
-            if not is_needed():
-                return False
-            return replace_all(places, function)
-
+        apply = functools.partial(replace_if_needed, places, function, is_needed)
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply)
         return function
 
@@ -170,8 +175,14 @@ def check_switch() -> None:
     raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: use all, or names separated by commas, from {names}")
 
 
-def replace_all(places: list[Place], function: Callable[..., Any]) -> bool:
-    """Replaces the functions at several places by `function`; returns whether at least one was replaced now."""
+def replace_if_needed(places: list[Place], function: Callable[..., Any], is_needed: Callable[[], bool]) -> bool:
+    """Replaces the functions at several places by `function`, unless `is_needed` returns False.
+
+    Returns:
+        True if at least one function was replaced now.
+    """
+    if not is_needed():
+        return False
     changes = [replace(place, function) for place in places]
     return any(changes)
 
@@ -186,17 +197,14 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
         True if the function was replaced now, False if it had been replaced before.
     """
     original = place.function()
-    names_of_repairs = getattr(original, MARK, ())
-    if function.__name__ in names_of_repairs:
+    earlier_repairs = getattr(original, MARK, ())  # several repairs may replace the same function, one after another
+    if function.__name__ in earlier_repairs:
         return False
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    setattr(replacement, MARK, (*names_of_repairs, function.__name__))
-    # A static method has to stay one, because Python would pass `self` to a plain function of a class. `getattr_static`
-    # returns the staticmethod itself; getattr would return the function in it.
-    is_static = isinstance(inspect.getattr_static(place.owner, place.attribute), staticmethod)
-    setattr(place.owner, place.attribute, staticmethod(replacement) if is_static else replacement)
+    setattr(replacement, MARK, (*earlier_repairs, function.__name__))
+    place.set_function(replacement)
     return True

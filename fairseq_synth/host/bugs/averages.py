@@ -1,7 +1,7 @@
 """Repairs of ``--store-ema``, the exponential moving average of the weights."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fairseq.checkpoint_utils
@@ -31,20 +31,29 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         new_model: the model after the update.
         updates: the number of updates.
     """
-    # The averages of tied weights share their memory, as the weights do.
     if self.config.ema_fp32:  # --ema-fp32 keeps the averages in a dictionary of their own
         averages = self.fp32_params
     else:
         averages = self.model.state_dict()
+    # fairseq changes the average that has the name of the weight. Tied weights share one average in memory.
     repeated_names = find_repeated_names(averages)
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
-    # `state_dict` is the only attribute of the model that fairseq's method reads.
-    model_without_repeated_names = SimpleNamespace(state_dict=lambda: weights)
-    original(self, model_without_repeated_names, updates)
+    original(self, OnlyStateDict(weights), updates)
+
+
+class OnlyStateDict:
+    """Stands for a model in fairseq's ``EMA._step_internal``, which reads nothing but the state dict of the model."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self.weights = weights
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the weights."""
+        return self.weights
 
 
 def find_repeated_names(state_dict: dict[str, Tensor]) -> set[str]:
-    """Returns the names of tensors that the state dict has listed before under another name.
+    """Returns the names of tensors that an earlier entry of the state dict has under another name.
 
     Two entries are the same tensor if they have the same memory and the same shape.
     """
@@ -87,22 +96,34 @@ def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *ar
     """Replaces ``Trainer.load_checkpoint`` (``original``): the averages of ``--store-ema`` start from the weights.
 
     This concerns checkpoints without averages, as with ``--finetune-from-model``. fairseq also means to start from the
-    weights of the checkpoint, but it has already removed them from the loaded state, and a KeyError follows. During the
-    call, fairseq's function ``load_checkpoint_to_cpu`` is replaced by one that adds a copy of the weights to the loaded
-    state, as its averages.
+    weights of the checkpoint, but it has already removed them from the loaded state, and a KeyError follows. The
+    replacement lets fairseq find averages in the loaded state, which are the weights.
     """
-    read_checkpoint = fairseq.checkpoint_utils.load_checkpoint_to_cpu
-
-    def read_checkpoint_with_averages(*args: Any, **kwargs: Any) -> Any:
-        state = read_checkpoint(*args, **kwargs)
-        extra_state = state.get("extra_state")
-        if self.cfg.ema.store_ema and extra_state is not None and "ema" not in extra_state:
-            # A new dict of the same tensors is enough, because fairseq deletes the key "model" and not the tensors.
-            extra_state["ema"] = dict(state["model"])
-        return state
-
-    fairseq.checkpoint_utils.load_checkpoint_to_cpu = read_checkpoint_with_averages
-    try:
+    if not self.cfg.ema.store_ema:
         return original(self, *args, **kwargs)
+    with checkpoints_have_averages():
+        return original(self, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def checkpoints_have_averages() -> Iterator[None]:
+    """Adds averages to each checkpoint without them that fairseq loads in the body of the with statement.
+
+    The averages are equal to the weights. To add them, fairseq's function ``load_checkpoint_to_cpu`` is replaced for
+    this time.
+    """
+    original_load = fairseq.checkpoint_utils.load_checkpoint_to_cpu
+
+    def load_with_averages(*args: Any, **kwargs: Any) -> Any:
+        checkpoint = original_load(*args, **kwargs)
+        extra_state = checkpoint.get("extra_state")
+        if extra_state is not None and "ema" not in extra_state:
+            # A new dict of the same tensors is enough, because fairseq deletes the key "model" and not the tensors.
+            extra_state["ema"] = dict(checkpoint["model"])
+        return checkpoint
+
+    fairseq.checkpoint_utils.load_checkpoint_to_cpu = load_with_averages
+    try:
+        yield
     finally:
-        fairseq.checkpoint_utils.load_checkpoint_to_cpu = read_checkpoint
+        fairseq.checkpoint_utils.load_checkpoint_to_cpu = original_load

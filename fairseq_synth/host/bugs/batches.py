@@ -34,16 +34,17 @@ def resume_with_the_same_batches(
     Returns:
         fairseq's iterator over the batches.
     """
-    epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
-    if epoch == 1 or not will_reuse_batches(self, dataset, kwargs):
+    current_epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
+    if current_epoch == 1 or not will_reuse_batches(self, dataset, keyword_arguments=kwargs):
         return original(self, dataset, *args, **kwargs)
-    kwargs["epoch"] = 1  # fairseq forms the batches of this epoch
-    iterator = original(self, dataset, *args, **kwargs)
-    iterator.epoch = epoch  # but goes on with the current epoch
+    arguments_for_epoch_1 = {**kwargs, "epoch": 1}
+    iterator = original(self, dataset, *args, **arguments_for_epoch_1)
+    # The batches are formed. The epoch of the iterator only sets their order from now on.
+    iterator.epoch = current_epoch
     return iterator
 
 
-def will_reuse_batches(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
+def will_reuse_batches(task: FairseqTask, dataset: Any, keyword_arguments: dict[str, Any]) -> bool:
     """Returns whether fairseq forms new batches in this call and will use the same batches in later epochs too.
 
     The conditions are those of ``FairseqTask.get_batch_iterator``. If its cache of iterators is disabled, or if batches
@@ -52,14 +53,17 @@ def will_reuse_batches(task: FairseqTask, dataset: Any, arguments: dict[str, Any
     Args:
         task: the task that forms the batches.
         dataset: the data set.
-        arguments: the keyword arguments of the call of ``FairseqTask.get_batch_iterator``.
+        keyword_arguments: those of the call of ``FairseqTask.get_batch_iterator``.
     """
     has_batches_already = dataset in task.dataset_to_epoch_iter
+    if has_batches_already:
+        return False
     # fairseq disables its cache, for example, for sharded data, where every epoch reads another part of the data.
-    is_cache_disabled = arguments.get("disable_iterator_cache") or arguments.get("update_epoch_batch_itr")
+    if keyword_arguments.get("disable_iterator_cache") or keyword_arguments.get("update_epoch_batch_itr"):
+        return False
     task_flags = getattr(task, "cfg", None)  # an old task has none
     is_rebuilt_every_epoch = getattr(task_flags, "rebuild_batches", False)
-    if has_batches_already or is_cache_disabled or is_rebuilt_every_epoch:
+    if is_rebuilt_every_epoch:
         return False
     return task.can_reuse_epoch_itr(dataset)
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import fairseq.checkpoint_utils
@@ -91,7 +90,21 @@ def number_checkpoints_at_epoch_ends(
         epoch_itr: the iterator over the batches of the epoch.
         val_loss: the validation loss, or None.
     """
-    if cfg.no_epoch_checkpoints:
-        # The original reads only these three attributes.
-        epoch_itr = SimpleNamespace(epoch=epoch_itr.epoch, state_dict=epoch_itr.state_dict, end_of_epoch=lambda: False)
-    return original(cfg, trainer, epoch_itr, val_loss)
+    if not cfg.no_epoch_checkpoints:
+        return original(cfg, trainer, epoch_itr, val_loss)
+    return original(cfg, trainer, IteratorWithinEpoch(epoch_itr), val_loss)
+
+
+class IteratorWithinEpoch:
+    """Stands for an iterator over the batches of an epoch, but always says that the epoch has not ended.
+
+    It has just the three attributes that fairseq's ``save_checkpoint`` reads.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.epoch = iterator.epoch
+        self.state_dict = iterator.state_dict
+
+    def end_of_epoch(self) -> bool:
+        """Returns False."""
+        return False

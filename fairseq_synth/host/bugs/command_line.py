@@ -3,7 +3,6 @@
 import argparse
 import importlib.util
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 from fairseq.data.data_utils import infer_language_pair
@@ -42,13 +41,14 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
 
     Raises SynthesizerError if the data have no files whose names contain the two languages.
     """
-    has_languages = hasattr(flags, "source_lang") and hasattr(flags, "target_lang")
-    if not has_languages:
-        return  # the command, such as fairseq-eval-lm, is not about pairs of languages
     has_tokenizer = bool(getattr(flags, "tokenizer", None))
-    lacks_language = flags.source_lang is None or flags.target_lang is None
-    if not has_tokenizer or not lacks_language:
+    if not has_tokenizer:
         return
+    is_about_two_languages = hasattr(flags, "source_lang") and hasattr(flags, "target_lang")
+    if not is_about_two_languages:
+        return  # The command, such as fairseq-eval-lm, has no flags for languages.
+    if flags.source_lang is not None and flags.target_lang is not None:
+        return  # The user has given both languages.
     source, target = infer_language_pair(split_paths(flags.data)[0])
     if source is None or target is None:
         raise SynthesizerError(
@@ -67,39 +67,50 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
     """Lets ``fairseq-generate --num-shards N --shard-id I`` translate only part I of N, by other flags that it reads.
 
     fairseq-generate ignores these two flags. It divides the batches by ``--distributed-world-size`` and
-    ``--distributed-rank``, which have no other effect on this command. So the function sets these. fairseq-interactive
-    also ignores the flags, but it always reads all of its input. So the function refuses the flags.
+    ``--distributed-rank``, which have no other effect on this command. So the function sets these.
 
     Args:
         flags: the parsed flags of the command, which are changed in place.
 
     Raises:
-        SynthesizerError: the shard does not exist, or the command is fairseq-interactive.
+        SynthesizerError: the shard does not exist, or the command is fairseq-interactive (`check_shard`).
     """
     num_shards = getattr(flags, "num_shards", 1)
     shard_id = getattr(flags, "shard_id", 0)
-    has_several_shards = num_shards != 1 or shard_id != 0
+    is_given = num_shards != 1 or shard_id != 0
     # --beam is a flag of the two commands that translate, fairseq-generate and fairseq-interactive, and of no other.
     translates = hasattr(flags, "beam")
-    if not has_several_shards or not translates:
+    if not is_given or not translates:
         return
+    is_interactive = hasattr(flags, "buffer_size")  # only fairseq-interactive has --buffer-size
+    check_shard(num_shards, shard_id, is_interactive)
+    # Several processes may translate the shard together. Then fairseq sees all processes of all shards as one group:
+    # with 2 processes for each of 3 shards, it sees 6 processes, and those of shard 1 have the ranks 2 and 3.
+    processes_per_shard = flags.distributed_world_size
+    rank_in_shard = flags.distributed_rank or 0
+    flags.distributed_rank = shard_id * processes_per_shard + rank_in_shard
+    flags.distributed_world_size = num_shards * processes_per_shard
+
+
+def check_shard(num_shards: int, shard_id: int, is_interactive: bool) -> None:
+    """Checks that a shard exists and that the command can translate it; raises SynthesizerError otherwise.
+
+    Args:
+        num_shards: the value of ``--num-shards``.
+        shard_id: the value of ``--shard-id``, which counts from 0.
+        is_interactive: whether the command is fairseq-interactive. It always reads all of its input.
+    """
     if num_shards < 1:
         raise SynthesizerError(f"--num-shards {num_shards}: must be at least 1")
     if not 0 <= shard_id < num_shards:
         raise SynthesizerError(
             f"--shard-id {shard_id}: must be from 0 to {num_shards - 1} with --num-shards {num_shards}"
         )
-    is_interactive = hasattr(flags, "buffer_size")  # only fairseq-interactive has --buffer-size
     if is_interactive:
         raise SynthesizerError(
             f"--num-shards {num_shards}: fairseq-interactive translates its whole input; give each process its own "
             "part of the text, and remove the flag"
         )
-    # If several processes translate the shard together, each of them translates its share of the shard.
-    world_size = flags.distributed_world_size
-    rank = flags.distributed_rank or 0
-    flags.distributed_rank = shard_id * world_size + rank
-    flags.distributed_world_size = num_shards * world_size
 
 
 @repair(
@@ -116,14 +127,23 @@ def share_flags_with_the_model(original: Callable[..., Any], parser: argparse.Ar
     gets the default of the task.
     """
 
-    def add_argument(flag: str, **settings: Any) -> None:
-        """Adds a flag to the parser, or changes the flag's default if the model has added the flag already."""
+    original(TolerantParser(parser))
+
+
+class TolerantParser:
+    """Stands for a parser of flags, but accepts a flag that the parser has already.
+
+    It has just the one method that fairseq's ``DenoisingTask.add_args`` calls.
+    """
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+    def add_argument(self, flag: str, **settings: Any) -> None:
+        """Adds a flag to the parser, or changes only its default if the parser has the flag already."""
         try:
-            parser.add_argument(flag, **settings)
+            self.parser.add_argument(flag, **settings)
         except argparse.ArgumentError:
             name = flag.lstrip("-").replace("-", "_")
             # The flags that the task shares with a model, such as --max-source-positions, have defaults.
-            parser.set_defaults(**{name: settings["default"]})
-
-    # The original gets an object that stands for the parser. It has the only method that the original calls.
-    original(SimpleNamespace(add_argument=add_argument))
+            self.parser.set_defaults(**{name: settings["default"]})

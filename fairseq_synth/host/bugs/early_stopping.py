@@ -54,19 +54,28 @@ def skip_finished_training(original: Callable[..., Any], cfg: Any, trainer: Any,
         What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch.
     """
     extra_state, batches = original(cfg, trainer, **kwargs)
-    limits = trainer.cfg.optimization
+    reason = why_training_is_finished(trainer)
+    if reason is None:
+        return extra_state, batches
+    logger.info(f"nothing to do: {reason}")
+    return extra_state, NoEpochLeft(batches)
+
+
+def why_training_is_finished(trainer: Any) -> str | None:
+    """Returns which limit a training has reached, in words; None if it has reached neither.
+
+    Args:
+        trainer: fairseq's trainer, after it has loaded the checkpoint from which the training goes on.
+    """
+    limits = trainer.cfg.optimization  # a limit of 0 updates or hours is no limit
     updates = trainer.get_num_updates()
-    hours = trainer.cumulative_training_time() / 3600
     if limits.max_update and updates >= limits.max_update:
-        logger.info(f"nothing to do: the model has {updates} updates, and --max-update is {limits.max_update}")
-        return extra_state, NoEpochLeft(batches)
-    # With 0 updates the training is new. A limit of 0 hours is no limit.
-    if updates and 0 < limits.stop_time_hours < hours:
-        logger.info(
-            f"nothing to do: the training took {hours:.1f} hours, and --stop-time-hours is {limits.stop_time_hours}"
-        )
-        return extra_state, NoEpochLeft(batches)
-    return extra_state, batches
+        return f"the model has {updates} updates, and --max-update is {limits.max_update}"
+    hours = trainer.cumulative_training_time() / 3600  # fairseq counts seconds
+    is_new_training = updates == 0
+    if not is_new_training and 0 < limits.stop_time_hours < hours:
+        return f"the training took {hours:.1f} hours, and --stop-time-hours is {limits.stop_time_hours}"
+    return None
 
 
 @repair(
@@ -82,14 +91,14 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
     number of validations since then only in memory. The replacement adds them to `extra_state`, and `resume_patience`
     reads them again.
     """
-    for should_stop_early in find_patience_counters():
-        best_score = getattr(should_stop_early, "best", None)
-        if best_score is not None:  # fairseq has counted with this copy of the function
-            extra_state[STATE] = {
-                "best": float(best_score),
-                "num_runs": should_stop_early.num_runs,
-                "metric": self.cfg.checkpoint.best_checkpoint_metric,
-            }
+    used_counters = [counter for counter in find_patience_counters() if getattr(counter, "best", None) is not None]
+    if used_counters:
+        counter = used_counters[-1]  # see `find_patience_counters`
+        extra_state[STATE] = {
+            "best": float(counter.best),
+            "num_runs": counter.num_runs,
+            "metric": self.cfg.checkpoint.best_checkpoint_metric,
+        }
     return original(self, filename, extra_state)
 
 
@@ -112,20 +121,21 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
     # This must look at the files and flags as they are before the checkpoint is loaded.
     is_new_training = begins_new_training(cfg, trainer)
     extra_state, batches = original(cfg, trainer, **kwargs)
-    has_checkpoint = extra_state is not None
-    saved_patience = None
-    if has_checkpoint and not is_new_training:
+    if extra_state is None or is_new_training:  # None: there is no checkpoint
+        saved_patience = None
+    else:
         saved_patience = find_saved_patience(extra_state, metric=cfg.best_checkpoint_metric)
-    for should_stop_early in find_patience_counters():
-        restore_patience(should_stop_early, saved_patience)
-    if saved_patience is None:
+    for counter in find_patience_counters():
+        restore_patience(counter, saved_patience)
+
+    has_patience_limit = cfg.patience > 0
+    if saved_patience is None or not has_patience_limit:
         return extra_state, batches
     validations = saved_patience["num_runs"]
-    has_patience_limit = cfg.patience > 0
-    if has_patience_limit and validations >= cfg.patience:
-        logger.info(f"nothing to do: the last {validations} validations were no better, --patience is {cfg.patience}")
-        return extra_state, NoEpochLeft(batches)
-    return extra_state, batches
+    if validations < cfg.patience:
+        return extra_state, batches
+    logger.info(f"nothing to do: the last {validations} validations were no better, --patience is {cfg.patience}")
+    return extra_state, NoEpochLeft(batches)
 
 
 def find_saved_patience(extra_state: dict[str, Any], metric: str) -> dict[str, Any] | None:
@@ -156,19 +166,20 @@ def begins_new_training(cfg: Any, trainer: Any) -> bool:
     return cfg.finetune_from_model is not None and not PathManager.exists(last_checkpoint)
 
 
-def restore_patience(should_stop_early: Any, saved_patience: dict[str, Any] | None) -> None:
-    """Sets the count of ``--patience``, which fairseq keeps in two attributes of its function ``should_stop_early``.
+def restore_patience(counter: Any, saved_patience: dict[str, Any] | None) -> None:
+    """Sets the count of ``--patience`` to what a checkpoint has saved.
 
     Args:
-        should_stop_early: fairseq's function, whose attributes are changed.
+        counter: fairseq's function ``should_stop_early``, in whose attributes fairseq keeps the count. They are
+            changed.
         saved_patience: the best score ("best") and the number of validations since then ("num_runs"); None to start
             anew.
     """
     if saved_patience is not None:
-        should_stop_early.best = saved_patience["best"]
-        should_stop_early.num_runs = saved_patience["num_runs"]
-    elif hasattr(should_stop_early, "best"):
-        del should_stop_early.best  # Without it, fairseq sets both attributes anew after the next validation.
+        counter.best = saved_patience["best"]
+        counter.num_runs = saved_patience["num_runs"]
+    elif hasattr(counter, "best"):
+        del counter.best  # Without it, fairseq sets both attributes anew after the next validation.
 
 
 def find_patience_counters() -> list[Any]:

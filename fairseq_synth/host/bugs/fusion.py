@@ -57,16 +57,15 @@ def load_language_model_with_target_words(
         task: the translation task, or None.
         args, kwargs: the other arguments of fairseq's function.
     """
-    is_translation_model = task is not None
-    if is_translation_model:
+    if task is not None:  # a translation model
         LastTranslation.target_dictionary = get_target_dictionary(task)
-    target_dictionary = LastTranslation.target_dictionary
-    is_language_model = not is_translation_model and target_dictionary is not None and is_called_by_fairseq_command()
-    if not is_language_model:
         return original(filenames, arg_overrides, task, *args, **kwargs)
-    # For --lm-path, fairseq-generate passes one file and no other arguments.
-    (path,) = filenames
-    return load_language_model(original, path, dictionary=target_dictionary, overrides=arg_overrides or {})
+    dictionary = LastTranslation.target_dictionary
+    if dictionary is None or not is_called_by_fairseq_command():  # not the language model of a translation
+        return original(filenames, arg_overrides, task, *args, **kwargs)
+    # For --lm-path, fairseq-generate passes one file, and nothing in `args` and `kwargs`.
+    path = filenames[0]
+    return load_language_model(original, path, dictionary=dictionary, overrides=arg_overrides or {})
 
 
 def is_called_by_fairseq_command() -> bool:
@@ -105,35 +104,39 @@ def fuse_in_interactive(
         models: the translation models.
         args: the flags of the search.
         seq_gen_cls: the class of the search.
-        extra_gen_cls_kwargs: further arguments of this class.
+        extra_gen_cls_kwargs: further arguments for this class. With ``--lm-path``, fairseq-generate passes the language
+            model ("lm_model") and its weight ("lm_weight").
         kwargs: the other arguments of fairseq's method.
     """
     lm_path = getattr(args, "lm_path", None)
-    if lm_path is not None and extra_gen_cls_kwargs is None:
-        language_model = load_prepared_language_model(lm_path, self.target_dictionary, models[0], args)
+    if lm_path is not None and extra_gen_cls_kwargs is None:  # the command is fairseq-interactive
+        language_model = load_prepared_language_model(
+            lm_path, dictionary=self.target_dictionary, translation_model=models[0], search_flags=args
+        )
         extra_gen_cls_kwargs = {"lm_model": language_model, "lm_weight": args.lm_weight}
     return original(self, models, args, seq_gen_cls=seq_gen_cls, extra_gen_cls_kwargs=extra_gen_cls_kwargs, **kwargs)
 
 
-def load_prepared_language_model(path: str, dictionary: Dictionary, translation_model: Any, flags: Any) -> Any:
-    """Loads a language model and prepares it for a search together with a translation model.
+def load_prepared_language_model(path: str, dictionary: Dictionary, translation_model: Any, search_flags: Any) -> Any:
+    """Returns a language model that is ready to be used in a search together with a translation model.
 
     Args:
         path: the checkpoint of the language model.
         dictionary: the target dictionary of the translation model.
-        translation_model: the language model gets its device and type of numbers.
-        flags: the flags of the search.
+        translation_model: the language model gets the same device and floating-point type.
+        search_flags: the flags of the search.
     """
-    language_models, _config = load_language_model(original_load_model_ensemble(), path, dictionary, overrides={})
-    (language_model,) = language_models
+    load_model_ensemble = find_original_load_model_ensemble()
+    language_models, _config = load_language_model(load_model_ensemble, path, dictionary=dictionary, overrides={})
+    language_model = language_models[0]  # the only one, because one checkpoint was loaded
     weight = next(translation_model.parameters())
     language_model.to(device=weight.device, dtype=weight.dtype)
     # This method reads only two parts of fairseq's config: the flags of the search and those of the task.
-    language_model.prepare_for_inference_(SimpleNamespace(generation=flags, task=None))
+    language_model.prepare_for_inference_(SimpleNamespace(generation=search_flags, task=None))
     return language_model
 
 
-def original_load_model_ensemble() -> Callable[..., Any]:
+def find_original_load_model_ensemble() -> Callable[..., Any]:
     """Returns fairseq's own function ``load_model_ensemble``, even if `load_language_model_with_target_words` is there.
 
     A repaired function has fairseq's own function in its attribute ``__wrapped__``, which functools.wraps sets.
@@ -155,14 +158,11 @@ def load_language_model(
 ) -> Any:
     """Loads the language model of ``--lm-path`` with the dictionary of a translation model.
 
-    fairseq reads the dictionary of a language model from the file dict.txt in its data folder. So the dictionary is
-    written to a temporary folder, which takes the place of the data folder.
-
     Args:
         load_model_ensemble: fairseq's function of this name.
         path: the checkpoint of the language model.
         dictionary: the target dictionary of the translation model.
-        overrides: settings that replace those in the checkpoint.
+        overrides: settings that replace those in the checkpoint. The data folder is not replaced.
 
     Returns:
         What fairseq's function returns: a list with the model, and its configuration.
@@ -172,23 +172,45 @@ def load_language_model(
     """
     if not PathManager.exists(path):
         raise SynthesizerError(f"--lm-path {path}: no such file; use the checkpoint of a language model")
-    other_settings = {name: value for name, value in overrides.items() if name != "data"}
-    with errors_name_the_flag(path):
-        state = fairseq.checkpoint_utils.load_checkpoint_to_cpu(path, other_settings)
-        check_dictionary(path, data=recorded_data(state), dictionary=dictionary)
-        with tempfile.TemporaryDirectory() as folder:
-            dictionary.save(os.path.join(folder, "dict.txt"))
-            # fairseq takes some settings from `state` and some from the overrides, so both get the folder.
-            set_data(state, folder)
-            return load_model_ensemble([path], {**other_settings, "data": folder}, None, state=state)
+    # fairseq-generate overrides "data" by the folder of the translation data. The dictionary is to be compared with
+    # that in the folder of the language model, so this folder must not be replaced.
+    overrides_without_data = {name: value for name, value in overrides.items() if name != "data"}
+    with errors_name_lm_path(path):
+        checkpoint = fairseq.checkpoint_utils.load_checkpoint_to_cpu(path, overrides_without_data)
+        check_dictionary(path, data_folder=get_data_folder(checkpoint), dictionary=dictionary)
+        return build_language_model(load_model_ensemble, path, checkpoint=checkpoint, dictionary=dictionary)
+
+
+def build_language_model(
+    load_model_ensemble: Callable[..., Any], path: str, checkpoint: dict[str, Any], dictionary: Dictionary
+) -> Any:
+    """Builds the language model of a loaded checkpoint with the dictionary of a translation model.
+
+    fairseq reads the dictionary of a language model from the file dict.txt in its data folder. So the dictionary is
+    written to a temporary folder, which takes the place of the data folder.
+
+    Args:
+        load_model_ensemble: fairseq's function of this name.
+        path: the file of the checkpoint.
+        checkpoint: what was loaded from the file; its data folder is changed in place.
+        dictionary: the target dictionary of the translation model.
+
+    Returns:
+        What fairseq's function returns: a list with the model, and its configuration.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        dictionary.save(os.path.join(folder, "dict.txt"))
+        set_data_folder(checkpoint, folder)
+        # Because of `state`, fairseq takes this checkpoint and its settings, and does not read the file again.
+        return load_model_ensemble([path], state=checkpoint)
 
 
 @contextlib.contextmanager
-def errors_name_the_flag(path: str) -> Iterator[None]:
+def errors_name_lm_path(path: str) -> Iterator[None]:
     """Adds the flag ``--lm-path`` to the line of an error that is raised in the body of the with statement.
 
-    An error that has the flag in its line already, or that is shown with its traceback and not as a line, is raised as
-    it is.
+    An error whose line has the flag already is raised unchanged. So is an error that is not shown as a line, but with
+    its traceback.
     """
     try:
         yield
@@ -199,14 +221,14 @@ def errors_name_the_flag(path: str) -> Iterator[None]:
         raise SynthesizerError(f"--lm-path {path}: {line}") from error
 
 
-def recorded_data(checkpoint: dict[str, Any]) -> str:
+def get_data_folder(checkpoint: dict[str, Any]) -> str:
     """Returns the data folder with which the model of a checkpoint was trained, or "" if it is not recorded."""
     if checkpoint.get("args") is not None:  # older versions of fairseq have written such checkpoints
         return getattr(checkpoint["args"], "data", "")
     return checkpoint["cfg"].task.get("data", "")
 
 
-def set_data(checkpoint: dict[str, Any], folder: str) -> None:
+def set_data_folder(checkpoint: dict[str, Any], folder: str) -> None:
     """Replaces the data folder in the settings of a checkpoint, which is changed in place."""
     if checkpoint.get("args") is not None:  # older versions of fairseq have written such checkpoints
         checkpoint["args"].data = folder
@@ -214,22 +236,24 @@ def set_data(checkpoint: dict[str, Any], folder: str) -> None:
         overwrite_args_by_name(checkpoint["cfg"], {"data": folder})
 
 
-def check_dictionary(path: str, data: str, dictionary: Dictionary) -> None:
+def check_dictionary(path: str, data_folder: str, dictionary: Dictionary) -> None:
     """Checks that a language model has the same words, in the same order, as the targets of a translation model.
 
     Otherwise the language model would take the number of one word for that of another, and score nonsense.
 
     Args:
         path: the checkpoint of the language model.
-        data: the data folder with which it was trained. If it does not exist any more, nothing can be checked.
+        data_folder: the data folder with which it was trained, or "". If the folder does not exist any more, nothing
+            can be checked.
         dictionary: the target dictionary of the translation model.
 
     Raises:
         SynthesizerError: the words are not the same.
     """
-    if not data:
+    if not data_folder:
         return
-    dictionary_file = os.path.join(split_paths(data)[0], "dict.txt")
+    first_folder = split_paths(data_folder)[0]  # the training may have had several folders, joined by colons
+    dictionary_file = os.path.join(first_folder, "dict.txt")
     if not os.path.isfile(dictionary_file):
         return
     if Dictionary.load(dictionary_file).symbols != dictionary.symbols:

@@ -61,9 +61,11 @@ def refuse_training(mode: bool = True) -> None:
 def pickle_choices() -> bool:
     """Tells pickle how to store the enumerations that fairseq makes for flags with a few choices.
 
-    The configuration of a model contains such enumerations, which are classes. They are made by a function and are all
-    called "Choices", so pickle cannot find them by their name. pickle is told what to do with an object by the class of
-    the object. The class of these classes, their metaclass, is `StrEnumMeta`.
+    The configuration of a model contains such enumerations. An enumeration is a class, and pickle usually stores the
+    name of a class. But these are made by a function and are all called "Choices", so they cannot be found by name.
+
+    With ``copyreg.pickle``, a program sets how objects of a certain class are stored. In this case the objects are
+    classes themselves, and the class of these classes (their metaclass) is `StrEnumMeta`.
 
     Returns:
         True if pickle has been told now, False if it was told before.
@@ -77,10 +79,11 @@ def pickle_choices() -> bool:
 def reduce_choices(enumeration: Any) -> Any:
     """Returns how pickle stores an enumeration of fairseq, in the form that ``__reduce__`` returns.
 
-    If the enumeration was made by ``ChoiceEnum(values)``, this is that function and its arguments. Any other
+    If the enumeration was made by ``ChoiceEnum(values)``, this is a pair of that function and its arguments. Any other
     enumeration is stored by its name.
     """
-    if enumeration.__name__ == "Choices":
-        values = [choice.value for choice in enumeration]
-        return ChoiceEnum, (values,)
-    return enumeration.__qualname__
+    is_made_by_choice_enum = enumeration.__name__ == "Choices"
+    if not is_made_by_choice_enum:
+        return enumeration.__qualname__
+    values = [choice.value for choice in enumeration]
+    return ChoiceEnum, (values,)

@@ -39,9 +39,10 @@ def quantize_without_a_gpu(
         What the original returns: the rounded weights, `scale` and `zero_point`.
     """
     if scale is None:
+        # The observer of torch sees all weights, and then computes the best scale for them.
         observer = scalar_ops.quantization.observer.HistogramObserver().to(w.device)
         observer(w.float())
-        computed_scale, computed_zero_point = observer.calculate_qparams()
-        scale = computed_scale.to(w)  # to the device and type of the weights
-        zero_point = computed_zero_point.to(w)
+        scale, zero_point = observer.calculate_qparams()
+        scale = scale.to(device=w.device, dtype=w.dtype)
+        zero_point = zero_point.to(device=w.device, dtype=w.dtype)
     return original(w, scale=scale, zero_point=zero_point, bits=bits)

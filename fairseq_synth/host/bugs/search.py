@@ -29,9 +29,9 @@ def forbid_repeated_ngrams() -> bool:
     Returns:
         True if the method was replaced now, False if it had been replaced before.
     """
-    if hasattr(NGramRepeatBlock._no_repeat_ngram, MARK):
+    is_replaced_already = hasattr(NGramRepeatBlock._no_repeat_ngram, MARK)
+    if is_replaced_already:
         return False
-    # Each replacement is marked with the names of its repairs, so that it is not made twice.
     setattr(_no_repeat_ngram, MARK, ("forbid_repeated_ngrams",))
     NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
     return True
@@ -56,15 +56,18 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
         `lprobs`.
     """
     n = self.no_repeat_ngram_size
-    if step < n:
+    if step < n:  # The output is too short to have an n-gram.
         return lprobs
-    # With n = 1, the beginnings are empty and so all equal: each token of the output is forbidden, as it should be.
     output = tokens[:, 1 : step + 1]  # (hypotheses, step)
-    ngrams = output.unfold(1, n, 1)  # (hypotheses, step - n + 1, n), all n-grams of the output
-    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, step - n + 1, n - 1), each n-gram without its last token
-    last_tokens = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1), the last n - 1 tokens
-    begins_like_the_end = (beginnings == last_tokens).all(dim=2)  # (hypotheses, step - n + 1)
-    hypothesis, ngram = begins_like_the_end.nonzero().unbind(dim=1)  # the indices of the n-grams that begin alike
+    # All n-grams of the output: with n = 3 and the output "a b c a b", these are "a b c", "b c a" and "c a b".
+    ngrams = output.unfold(1, n, 1)  # (hypotheses, step - n + 1, n)
+    # An n-gram would be repeated if it begins like the end of the output: "a b c" begins with "a b".
+    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, step - n + 1, n - 1)
+    end_of_output = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1)
+    # With n = 1, nothing is compared, so this is true for each token of the output, as it should be.
+    begins_like_end = (beginnings == end_of_output).all(dim=2)  # (hypotheses, step - n + 1)
+    # `hypothesis` and `ngram` are the indices of these n-grams. The last token of each, "c", must not come next.
+    hypothesis, ngram = begins_like_end.nonzero().unbind(dim=1)
     forbidden_tokens = ngrams[hypothesis, ngram, n - 1]
     lprobs[hypothesis, forbidden_tokens] = -math.inf
     return lprobs
@@ -87,10 +90,11 @@ def penalize_groups_of_every_batch(
 ) -> Any:
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
-    With ``--diverse-beam-groups``, a tensor has a row of penalties for each sentence of the batch. The right row is the
-    place of the sentence in the batch. But fairseq takes the index of the sentence in the data set instead. In the
-    first batch of a data set, a sentence can so get the penalties of another sentence. In later batches, the tensor has
-    no row with such an index, and an IndexError follows. The replacement passes the place in the batch.
+    With ``--diverse-beam-groups``, a tensor has a row of penalties for each sentence of the batch. fairseq should look
+    up the row by the place of the sentence in the batch, but it takes the index of the sentence in the data set. In the
+    first batch of a data set, a sentence may then get the penalties of another sentence. In later batches, the tensor
+    has no row with such an index, and an IndexError follows. The replacement passes the places in the batch instead of
+    the indices.
 
     Args:
         original: fairseq's method.
@@ -108,9 +112,22 @@ def penalize_groups_of_every_batch(
         self.sentences_of_batch = original_batch_idxs
     # Finished sentences leave the batch during the search, but the penalties stay in the rows of the first step. So
     # each remaining sentence is looked up among the sentences of the first step.
-    is_row_of_sentence = original_batch_idxs.unsqueeze(1).eq(self.sentences_of_batch.unsqueeze(0))
-    rows = is_row_of_sentence.int().argmax(dim=1)  # argmax returns the place of the single 1 in each row
+    rows = find_places(original_batch_idxs, self.sentences_of_batch)
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
+
+
+def find_places(wanted: Tensor, values: Tensor) -> Tensor:
+    """Returns the place of each wanted value among the values: [30, 50] among [50, 40, 30] -> [2, 0].
+
+    Args:
+        wanted: (m,), each of which is among the values.
+        values: (n,), which are all different.
+
+    Returns:
+        (m,), indices of `values`.
+    """
+    is_equal = wanted.unsqueeze(1).eq(values.unsqueeze(0))  # (m, n), with a single True in each row
+    return is_equal.int().argmax(dim=1)
 
 
 @repair(
@@ -132,7 +149,7 @@ def continue_empty_lines(
     prefixes = kwargs.get("prefix_tokens")  # (sentences, N), or None
     if prefixes is not None and prefixes.size(1) > 0:
         first_tokens = prefixes[:, :1]
-        # (sentences, 1); `masked_fill` applies it to all tokens of a prefix
-        is_empty_line = first_tokens.eq(self.target_dictionary.eos())
+        is_empty_line = first_tokens.eq(self.target_dictionary.eos())  # (sentences, 1)
+        # All N tokens of the prefix of an empty line become padding.
         kwargs["prefix_tokens"] = prefixes.masked_fill(is_empty_line, self.target_dictionary.pad())
     return original(self, generator, *args, **kwargs)

@@ -1,9 +1,10 @@
 """Names the checkpoint that cannot be loaded, and says why."""
 
+import contextlib
 import os
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fairseq.checkpoint_utils
@@ -29,7 +30,7 @@ def name_unreadable_checkpoints(original: Callable[..., Any], path: str, *args: 
     """
     try:
         return original(path, *args, **kwargs)
-    except UNUSABLE_PATH:  # these errors name the file already
+    except UNUSABLE_PATH:  # errors such as FileNotFoundError, which name the file already
         raise
     except Exception as error:  # a damaged file can raise any kind of error, anywhere in torch.load
         raise SynthesizerError(f"{path}: {explain_unreadable(error)}") from error
@@ -44,7 +45,7 @@ def explain_unreadable(error: Exception) -> str:
         error: what ``load_checkpoint_to_cpu`` of fairseq has raised.
     """
     text = str(error)
-    reason = first_line(error)
+    reason = first_line(error)  # the rest of the text is often long
     if isinstance(error, MemoryError) or "allocate memory" in text:
         return "not enough memory to load it; end other programs, or take a machine with more"
     if isinstance(error, ImportError):
@@ -62,7 +63,8 @@ def explain_unreadable(error: Exception) -> str:
         reason_of_loader = first_line(error, marker="Unsupported")
         return f"refused, it is damaged or no checkpoint of torch ({reason_of_loader}); take one that you trust"
 
-    # Any other error: in torch, the file could not be read; in fairseq, it was read but has other contents.
+    # Any other error. If torch has raised it, the file could not be read. Otherwise fairseq has raised it, so the file
+    # was read, but is not a checkpoint of fairseq.
     kind = type(error).__name__
     if has_module_in_traceback(error, "torch"):
         return f"not a readable checkpoint, perhaps cut short ({kind}: {reason}); take another"
@@ -84,22 +86,17 @@ def check_restored_checkpoint(
     """Replaces ``Trainer.load_checkpoint`` (``original``): refuses to start from a checkpoint that does not exist.
 
     fairseq trains from scratch if the file of ``--restore-file`` is missing. The replacement raises SynthesizerError,
-    unless the file is the checkpoint_last.pt in ``--save-dir``, which a new training does not have. The replacement
-    also adds the name of the checkpoint to errors that do not mention it.
+    unless the file is the checkpoint_last.pt in ``--save-dir``, which a new training does not have. Errors while the
+    checkpoint is loaded get its name (`errors_name_the_checkpoint`).
     """
     settings = self.cfg.checkpoint
     last_checkpoint = os.path.join(settings.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
+    # fairseq loads this checkpoint by itself if it exists. Any other one was given by a flag.
     is_last_checkpoint = filename == last_checkpoint
     if not is_last_checkpoint and not PathManager.isfile(filename):
         raise SynthesizerError(explain_missing_checkpoint(settings, filename))
-    try:
+    with errors_name_the_checkpoint(filename, is_last_checkpoint):
         return original(self, filename, *args, **kwargs)
-    except Exception as error:
-        line = explain(error)  # None: not an error that this project explains
-        if line is None or filename in line:
-            raise
-        advice = "; a new training needs a --save-dir of its own" if is_last_checkpoint else ""
-        raise SynthesizerError(f"{filename}: {line}{advice}") from error
 
 
 def explain_missing_checkpoint(settings: Any, filename: str) -> str:
@@ -109,11 +106,36 @@ def explain_missing_checkpoint(settings: Any, filename: str) -> str:
         settings: fairseq's flags for checkpoints.
         filename: the checkpoint, which comes from ``--restore-file`` or ``--continue-once``.
     """
-    is_of_continue_once = filename == getattr(settings, "continue_once", None)
-    flag = "--continue-once" if is_of_continue_once else "--restore-file"
+    if filename == getattr(settings, "continue_once", None):
+        flag = "--continue-once"
+    else:
+        flag = "--restore-file"
+    # Perhaps the user has left out the folder.
     path_in_save_dir = os.path.join(settings.save_dir, filename)
     hint = f"; there is {path_in_save_dir}" if PathManager.isfile(path_in_save_dir) else ""
     return f"{flag} {filename}: no such file{hint}; give one, or leave the flag out"
+
+
+@contextlib.contextmanager
+def errors_name_the_checkpoint(filename: str, is_last_checkpoint: bool) -> Iterator[None]:
+    """Adds the name of a checkpoint to the line of an error that is raised in the body of the with statement.
+
+    An error whose line has the name already is raised unchanged. So is an error that is not shown as a line, but with
+    its traceback.
+
+    Args:
+        filename: the checkpoint from which the training starts.
+        is_last_checkpoint: whether it is the checkpoint_last.pt in ``--save-dir``. The user may not know that it is
+            there, so the line gets the advice to take another folder.
+    """
+    try:
+        yield
+    except Exception as error:
+        line = explain(error)  # None for an error that needs its traceback
+        if line is None or filename in line:
+            raise
+        advice = "; a new training needs a --save-dir of its own" if is_last_checkpoint else ""
+        raise SynthesizerError(f"{filename}: {line}{advice}") from error
 
 
 @repair(
@@ -125,19 +147,20 @@ def explain_missing_checkpoint(settings: Any, filename: str) -> str:
 def name_other_scheduler(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replaces ``fairseq.optim.lr_scheduler.build_lr_scheduler`` (``original``): the scheduler checks what it loads.
 
-    The returned scheduler raises SynthesizerError if a checkpoint has the state of another kind of scheduler. Different
-    kinds have different names in their states.
+    The method ``load_state_dict`` of the returned scheduler raises SynthesizerError if a checkpoint has the state of
+    another kind of scheduler.
     """
     scheduler = original(*args, **kwargs)
-    load_state_dict = scheduler.load_state_dict
+    original_load_state_dict = scheduler.load_state_dict
 
     def load_checked_state(state_dict: dict[str, Any]) -> None:
+        """Loads the state if it has the same keys as the scheduler's own state; other kinds have other keys."""
         if set(state_dict) != set(scheduler.state_dict()):
             raise SynthesizerError(
                 "--lr-scheduler: the checkpoint was trained with another scheduler; use that scheduler, or "
                 "--reset-lr-scheduler"
             )
-        load_state_dict(state_dict)
+        original_load_state_dict(state_dict)
 
     scheduler.load_state_dict = load_checked_state
     return scheduler

@@ -18,9 +18,9 @@ from fairseq.data.indexed_dataset import (
 from ...errors import SynthesizerError
 from ..repairs import repair
 
-# the bytes with which an index of each format starts
-MMAP_MAGIC: bytes = MMapIndexedDataset.Index._HDR_MAGIC
-INDEXED_MAGIC: bytes = IndexedDataset._HDR_MAGIC
+# An index starts with bytes that name its format. These are the two formats of fairseq.
+MMAP_MAGIC: bytes = MMapIndexedDataset.Index._HDR_MAGIC  # 9 bytes
+INDEXED_MAGIC: bytes = IndexedDataset._HDR_MAGIC  # 8 bytes
 
 
 @repair(
@@ -74,16 +74,19 @@ def read_data_size(index_file: str) -> int | None:
     Raises struct.error or ValueError if the index is cut short.
     """
     with open(index_file, "rb") as file:
-        # An index starts with the bytes that name its format. MMAP_MAGIC is the longer one of the two names.
-        start = file.read(len(MMAP_MAGIC))
-        if start == MMAP_MAGIC:
+        if starts_with(file, MMAP_MAGIC):
             return read_mmap_size(file)
-        if start.startswith(INDEXED_MAGIC):
-            file.seek(len(INDEXED_MAGIC))  # back to the first byte after them
+        if starts_with(file, INDEXED_MAGIC):
             return read_indexed_size(file)
-        if len(start) < len(MMAP_MAGIC):
-            raise ValueError("an index without a header")
+    if os.path.getsize(index_file) < len(MMAP_MAGIC):
+        raise ValueError("the index is too short for any of the formats")
     return None
+
+
+def starts_with(file: BinaryIO, magic: bytes) -> bool:
+    """Returns whether a file starts with certain bytes. The next bytes that are read from it are those after them."""
+    file.seek(0)
+    return file.read(len(magic)) == magic
 
 
 def read_mmap_size(file: BinaryIO) -> int:
@@ -93,12 +96,14 @@ def read_mmap_size(file: BinaryIO) -> int:
         file: the index, read up to the end of its magic bytes. A header follows, then the number of tokens in each
             sentence, then the position of each sentence in the data file, in bytes.
     """
-    # The header has the version of the format, a code for the type of the tokens, and the number of sentences.
-    _version, dtype_code, sentences = read_header(file, "<QBQ")
-    sentence_lengths = read_numbers(file, sentences, np.int32)
-    sentence_positions = read_numbers(file, sentences, np.int64)
-    if sentences == 0:
+    # The header has the version of the format, a code for the type of the tokens, and the number of sentences. They
+    # have 8 bytes, 1 byte and 8 bytes.
+    _version, dtype_code, num_sentences = read_header(file, "<QBQ")
+    sentence_lengths = read_numbers(file, num_sentences, np.int32)
+    sentence_positions = read_numbers(file, num_sentences, np.int64)
+    if num_sentences == 0:
         return 0
+    # The data end with the last sentence.
     bytes_per_token = np.dtype(_code_to_dtype[dtype_code]).itemsize
     return int(sentence_positions[-1]) + int(sentence_lengths[-1]) * bytes_per_token
 
@@ -107,15 +112,17 @@ def read_indexed_size(file: BinaryIO) -> int:
     """Returns the size in bytes that an index in the format of `IndexedDataset` gives its data file.
 
     Args:
-        file: the index, read up to the end of its magic bytes. A header follows, then three arrays, of which only the
-            second is used: it has the position of each sentence in the data file, in tokens, and the total number.
+        file: the index, read up to the end of its magic bytes. A header follows, then three arrays. Only the second one
+            is used: it has the position of each sentence in the data file, in tokens, and at last the number of all
+            tokens.
     """
-    _version, _dtype_code, bytes_per_token, sentences, number_of_sizes = read_header(file, "<QQQQQ")
-    read_numbers(file, sentences + 1, np.int64)  # skips the first array
-    token_positions = read_numbers(file, sentences + 1, np.int64)
-    read_numbers(file, number_of_sizes, np.int64)  # raises an error if the end of the index is missing
-    total_tokens = int(token_positions[-1])
-    return total_tokens * bytes_per_token
+    # Each of the five numbers in the header has 8 bytes.
+    _version, _dtype_code, bytes_per_token, num_sentences, length_of_third_array = read_header(file, "<QQQQQ")
+    read_numbers(file, num_sentences + 1, np.int64)  # skips the first array
+    token_positions = read_numbers(file, num_sentences + 1, np.int64)
+    read_numbers(file, length_of_third_array, np.int64)  # raises ValueError if the end of the index is missing
+    num_tokens = int(token_positions[-1])
+    return num_tokens * bytes_per_token
 
 
 def read_header(file: BinaryIO, layout: str) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class Literal(NamedTuple):
     example: str
 
 
+# {name of a flag: how its value is written}
 LITERALS = {
     "eval_bleu_args": Literal(json.loads, (dict,), "dict in JSON", """'{"beam": 4, "lenpen": 0.6}'"""),
     "eval_bleu_detok_args": Literal(json.loads, (dict,), "dict in JSON", """'{"moses_no_escape": true}'"""),
@@ -60,9 +61,9 @@ LONG_LIST_OF_CHOICES = r"argument (?P<flag>\S+): invalid choice: '(?P<value>.*?)
 def check_written_flags(flags: argparse.Namespace) -> None:
     """Checks flags of a fairseq command whose values fairseq reads only later, with errors that do not name the flag.
 
-    These are the flags whose value is a dict or a list, written in JSON or Python, such as ``--eval-bleu-args
-    '{"beam": 4}'``; and ``--eval-bleu-detok``. If ``--eval-bleu-args`` has a key that does not exist, such as "beem",
-    fairseq ignores it.
+    These are the flags in `LITERALS`, whose value is a dict or a list, written in JSON or Python, such as
+    ``--eval-bleu-args '{"beam": 4}'``; and ``--eval-bleu-detok``. If ``--eval-bleu-args`` has a key that does not
+    exist, such as "beem", fairseq would ignore it.
 
     Raises:
         SynthesizerError: a value cannot be read, ``--eval-bleu-args`` has an unknown key, or the tokenizer of
@@ -72,9 +73,9 @@ def check_written_flags(flags: argparse.Namespace) -> None:
         text = getattr(flags, name, None)
         if not isinstance(text, str):
             continue  # this command has no such flag, or the flag is not given
-        value = read_literal(flag_name(name), text, literal)
+        value = read_literal(flag_name(name), text=text, literal=literal)
         if name == "eval_bleu_args":
-            check_generation_flags(flag_name(name), value)
+            check_generation_flags(flag_name(name), settings=value)
     check_detokenizer(flags)
 
 
@@ -86,12 +87,14 @@ def read_literal(flag: str, text: str, literal: Literal) -> Any:
         text: what the user has written.
         literal: how the value should be written.
     """
+    message = f"{flag} {text}: not a {literal.description}; write it as in {flag} {literal.example}"
     try:
         value = literal.read(text)
     except (ValueError, SyntaxError):
-        value = None  # like a value of a wrong type: no flag may have the value None
+        # The error of the parser says less than this message.
+        raise SynthesizerError(message) from None
     if not isinstance(value, literal.types):
-        raise SynthesizerError(f"{flag} {text}: not a {literal.description}; write it as in {flag} {literal.example}")
+        raise SynthesizerError(message)
     return value
 
 
@@ -138,22 +141,37 @@ def refuse_not_a_number(flags: argparse.Namespace) -> None:
 def shorten_choices(original: Callable[..., Any], parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
     """Replaces ``fairseq.options.parse_args_and_arch`` (``original``): suggests similar names for a wrong ``--arch``.
 
-    If the value of a flag is not one of its choices, argparse lists all choices. For ``--arch`` this list has 13,000
-    characters. The replacement gives the parser another method ``error``.
+    If the value of a flag is not one of its choices, argparse calls the method ``error`` of the parser with a message
+    that lists all choices. For ``--arch`` this list has 13,000 characters. The replacement changes this method of the
+    parser, and then lets fairseq parse the command line.
     """
-    original_error = parser.error  # The method prints a message about the command line, and ends the process.
+    original_error = parser.error  # It prints the message and ends the process.
 
-    def suggest_similar_choices(message: str) -> None:
-        """Raises SynthesizerError with similar choices if argparse lists very many; otherwise reports its message."""
-        long_list = re.match(LONG_LIST_OF_CHOICES, message, re.DOTALL)
-        if long_list is None:
-            original_error(message)
-            return
-        value = long_list["value"]
-        choices = [name.strip("'") for name in long_list["choices"].split(", ")]
-        similar = difflib.get_close_matches(value, choices, cutoff=0.3)
-        flag = long_list["flag"].split("/")[0]  # argparse writes all names of a flag, "--arch/-a"
-        raise SynthesizerError(f"{flag} {value}: unknown; the most similar names are {', '.join(similar)}")
+    def report_error(message: str) -> None:
+        """Raises SynthesizerError if the message lists very many choices; otherwise reports it as argparse does."""
+        suggestion = suggest_similar_choices(message)
+        if suggestion is not None:
+            raise SynthesizerError(suggestion)
+        original_error(message)
 
-    parser.error = suggest_similar_choices  # type: ignore[method-assign, assignment]
+    parser.error = report_error  # type: ignore[method-assign, assignment]
     return original(parser, *args, **kwargs)
+
+
+def suggest_similar_choices(message: str) -> str | None:
+    """Returns a line with the choices that are most similar to what the user has written.
+
+    Args:
+        message: argparse's message about a flag.
+
+    Returns:
+        The line; None if the message does not list very many choices.
+    """
+    match = re.match(LONG_LIST_OF_CHOICES, message, re.DOTALL)
+    if match is None:
+        return None
+    value = match["value"]
+    choices = [name.strip("'") for name in match["choices"].split(", ")]
+    similar_choices = difflib.get_close_matches(value, choices, cutoff=0.3)  # at most three
+    flag = match["flag"].split("/")[0]  # argparse writes all names of a flag, such as "--arch/-a"
+    return f"{flag} {value}: unknown; the most similar names are {', '.join(similar_choices)}"

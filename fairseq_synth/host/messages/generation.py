@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import fairseq.utils
+from fairseq.data import Dictionary
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.search import LexicallyConstrainedBeamSearch
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from torch import Tensor
 
 from ...errors import SynthesizerError
 from ...lengths import length_hint
@@ -33,21 +35,31 @@ def refuse_lost_constraints(
     Raises:
         SynthesizerError: the search needs constraints but gets none, or a constraint has an unknown word.
     """
-    constraints = kwargs.get("constraints")  # (sentences, 1 + tokens), or None
-    needs_constraints = isinstance(getattr(generator, "search", None), LexicallyConstrainedBeamSearch)
+    constraints = kwargs.get("constraints")
+    search = getattr(generator, "search", None)  # None: a generator of another task, which has no beam search
+    needs_constraints = isinstance(search, LexicallyConstrainedBeamSearch)
     if needs_constraints and constraints is None:
         raise SynthesizerError(
             "--constraints: only fairseq-interactive reads constraints, after a tab in each line, and only for a "
             "translation model; remove the flag"
         )
-    if constraints is not None:
-        tokens = constraints[:, 1:]  # the first column is the number of constraints
-        if tokens.eq(self.target_dictionary.unk()).any():
-            raise SynthesizerError(
-                "--constraints: a word of a constraint is not in the dictionary; preprocess the constraints like the "
-                "training text, or use the --bpe of the training"
-            )
+    if constraints is not None and has_unknown_word(constraints, self.target_dictionary):
+        raise SynthesizerError(
+            "--constraints: a word of a constraint is not in the dictionary; preprocess the constraints like "
+            "the training text, or use the --bpe of the training"
+        )
     return original(self, generator, *args, **kwargs)
+
+
+def has_unknown_word(constraints: Tensor, dictionary: Dictionary) -> bool:
+    """Returns whether some constraint has a word that is not in the dictionary.
+
+    Args:
+        constraints: (sentences, 1 + tokens); the first column is the number of constraints for each sentence.
+        dictionary: the words of the translations.
+    """
+    tokens = constraints[:, 1:]
+    return bool(tokens.eq(dictionary.unk()).any())
 
 
 @repair(
@@ -88,16 +100,15 @@ def name_argument_of_translate(
     names the flag ``--skip-invalid-size-inputs-valid-test``, which such a program cannot use. The replacement raises
     SynthesizerError with the argument ``skip_invalid_size_inputs=True`` in place of the flag.
     """
+    flag = "--skip-invalid-size-inputs-valid-test"
     try:
         return original(self, *args, **kwargs)
     except Exception as error:
-        reason, flag, _rest = str(error).partition("--skip-invalid-size-inputs-valid-test")
-        if not flag:  # another error, without this flag in its message
+        message = str(error)
+        if flag not in message:  # an error of another kind
             raise
+        message_before_flag = message.split(flag)[0]
         # `length_hint` returns an empty text if the limit in the message is not that of a Synthesizer.
-        is_synthesizers_limit = length_hint(reason) != ""
-        if is_synthesizers_limit:
-            hint = "; longer ones need from_pretrained(..., synth_beyond_length='tile')"
-        else:
-            hint = ""
-        raise SynthesizerError(f"{reason}skip_invalid_size_inputs=True{hint}") from error
+        is_synthesizers_limit = length_hint(message_before_flag) != ""
+        hint = "; longer ones need from_pretrained(..., synth_beyond_length='tile')" if is_synthesizers_limit else ""
+        raise SynthesizerError(f"{message_before_flag}skip_invalid_size_inputs=True{hint}") from error

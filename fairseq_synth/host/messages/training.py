@@ -1,11 +1,11 @@
 """Checks before the first update what would otherwise end a training after its first epoch."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import fairseq.checkpoint_utils
 import numpy as np
+from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
@@ -25,9 +25,12 @@ from ..repairs import repair
 def check_validation_lengths(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): first checks the validation sentences.
 
-    ``fairseq-train`` calls this function once, before the first update. The replacement raises SynthesizerError if a
-    validation sentence is too long for the model. fairseq 0.12.2 notices this only after the first epoch. Later
-    versions notice it before the training too, but do not say how many sentences of which data set are too long.
+    The replacement raises SynthesizerError if a validation sentence is too long for the model. fairseq 0.12.2 notices
+    this only after the first epoch. Later versions notice it before the training too, but do not say how many sentences
+    of which data set are too long.
+
+    The check has nothing to do with checkpoints. It is made here because ``fairseq-train`` calls this function exactly
+    once, before the first update.
     """
     skips_long_sentences = trainer.cfg.dataset.skip_invalid_size_inputs_valid_test
     if will_validate(trainer.cfg) and not skips_long_sentences:
@@ -57,9 +60,12 @@ def check_lengths(trainer: Any) -> None:
     if has_own_batches(task):
         return
     max_tokens = trainer.cfg.dataset.max_tokens_valid
+    # fairseq's function returns the lowest of these limits.
     limits = resolve_max_positions(task.max_positions(), trainer.get_model().max_positions(), max_tokens)
-    if limits is None or isinstance(limits, dict):
-        return  # a dict has the limits of several pairs of languages, whose data sets skip long sentences themselves
+    if limits is None:
+        return
+    if isinstance(limits, dict):
+        return  # These are the limits of several pairs of languages. Their data sets skip long sentences themselves.
     for subset in trainer.cfg.dataset.valid_subset.split(","):
         if subset in task.datasets:
             check_subset_lengths(task.dataset(subset), subset=subset, limits=limits, max_tokens=max_tokens)
@@ -87,25 +93,28 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
         return
     first = too_long[0]
     size = dataset.size(first)
-    lengths = size if isinstance(size, tuple) else (size,)
-    limit = f"max_positions={limits}"
-    hint = length_hint(limit)
-    is_synthesizers_limit = hint != ""
-    advice = advise_on_length(max(lengths), max_tokens, is_synthesizers_limit)
+    lengths = size if isinstance(size, tuple) else (size,)  # a pair of sentences has two lengths, a row of text has one
     tokens = ", ".join(str(int(length)) for length in lengths)
+    limit = f"max_positions={limits}"
+    # The hint names another way to use long sentences. It is empty if the limit is not that of a Synthesizer.
+    hint = length_hint(limit)
+    flag_to_raise = find_flag_to_raise(max(lengths), max_tokens=max_tokens, is_synthesizers_limit=hint != "")
     # "skip this example with --skip-..." are fairseq's own words, which scripts may look for
     raise SynthesizerError(
-        f"{advice}--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} "
-        f"(its tokens: {tokens}; {limit}); shorten each, or skip this example with "
+        f"{flag_to_raise}--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number "
+        f"{first + 1} (its tokens: {tokens}; {limit}); shorten each, or skip this example with "
         f"--skip-invalid-size-inputs-valid-test{hint}"
     )
 
 
-def advise_on_length(length: int, max_tokens: int | None, is_synthesizers_limit: bool) -> str:
-    """Returns the beginning of an error line, which says how sentences that are too long can be used; or nothing.
+def find_flag_to_raise(length: int, max_tokens: int | None, is_synthesizers_limit: bool) -> str:
+    """Returns which flag has to be raised so that a sentence which is too long can be used.
+
+    The result is a part of an error line, such as "--synth-max-length: train with a larger one; ". It is empty if no
+    flag is known.
 
     Args:
-        length: the length of a sentence that is too long, in tokens.
+        length: the length of the sentence, in tokens.
         max_tokens: the value of ``--max-tokens-valid``.
         is_synthesizers_limit: whether the sentence is longer than ``--synth-max-length``.
     """
@@ -126,32 +135,45 @@ def advise_on_length(length: int, max_tokens: int | None, is_synthesizers_limit:
 def check_best_metric(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): checks ``--best-checkpoint-metric``.
 
-    ``fairseq-train`` calls this function once, before the first update. The replacement raises SynthesizerError if
-    validation does not measure the metric. Without it, a KeyError ends the first epoch before its checkpoint is saved.
+    The replacement raises SynthesizerError if validation does not measure the metric. Without it, a KeyError ends the
+    first epoch before its checkpoint is saved.
 
-    The metric "loss" is always measured, and "bleu" with ``--eval-bleu``. For any other metric, one batch is validated
-    to see what is measured.
+    The check has nothing to do with checkpoints. It is made here because ``fairseq-train`` calls this function exactly
+    once, before the first update, when the trainer is ready to validate.
     """
     loaded = original(cfg, trainer, **kwargs)
-    metric = cfg.best_checkpoint_metric
-    task_flags = getattr(trainer.task, "cfg", None)  # None: the task has no flags
-    measures_bleu = getattr(task_flags, "eval_bleu", False)
-    is_known = metric == "loss" or (metric == "bleu" and measures_bleu)
-    if is_known or not will_validate(trainer.cfg):
-        return loaded
-    measured = find_metrics(trainer)
-    if metric not in measured:
-        can_measure_bleu = hasattr(task_flags, "eval_bleu")
-        bleu_choice = ", and bleu with --eval-bleu" if can_measure_bleu else ""
-        raise SynthesizerError(
-            f"--best-checkpoint-metric {metric}: validation does not compute this metric; choose from "
-            f"{', '.join(measured)}{bleu_choice}"
-        )
+    if will_validate(trainer.cfg):
+        check_metric_is_measured(cfg.best_checkpoint_metric, trainer)
     return loaded
 
 
-def find_metrics(trainer: Any) -> list[str]:
-    """Returns the names of the metrics that a validation measures, which it finds by validating one batch."""
+def check_metric_is_measured(metric: str, trainer: Any) -> None:
+    """Checks that a validation measures a metric; raises SynthesizerError otherwise.
+
+    Args:
+        metric: the value of ``--best-checkpoint-metric``.
+        trainer: fairseq's trainer.
+    """
+    task_flags = getattr(trainer.task, "cfg", None)  # None: the task has no flags
+    measures_bleu = getattr(task_flags, "eval_bleu", False)
+    # These two need no look at a batch, which takes time.
+    if metric == "loss":
+        return
+    if metric == "bleu" and measures_bleu:
+        return
+    measured_metrics = measure_one_batch(trainer)
+    if metric in measured_metrics:
+        return
+    can_measure_bleu = hasattr(task_flags, "eval_bleu")
+    bleu_choice = ", and bleu with --eval-bleu" if can_measure_bleu else ""
+    raise SynthesizerError(
+        f"--best-checkpoint-metric {metric}: validation does not compute this metric; choose from "
+        f"{', '.join(measured_metrics)}{bleu_choice}"
+    )
+
+
+def measure_one_batch(trainer: Any) -> list[str]:
+    """Validates the first batch, and returns the names of the metrics that were measured, such as "loss" and "ppl"."""
     first_subset = trainer.cfg.dataset.valid_subset.split(",")[0]
     batches = trainer.get_valid_iterator(first_subset).next_epoch_itr(shuffle=False, set_dataset_epoch=False)
     with metrics.aggregate(new_root=True) as aggregator:
@@ -159,6 +181,7 @@ def find_metrics(trainer: Any) -> list[str]:
         for i, batch in enumerate(batches):
             if i == 0:
                 trainer.valid_step(batch)
+    # Names with an underscore at the beginning are counts from which fairseq computes the metrics.
     return [name for name in aggregator.get_smoothed_values() if not name.startswith("_")]
 
 
@@ -180,8 +203,7 @@ def check_classes(
     if self.cfg.regression_target:
         return dataset
     num_classes = self.cfg.num_classes
-    words = self.label_dictionary.symbols[self.label_dictionary.nspecial :]
-    labels = [word for word in words if not re.match("madeupword|<mask>", word)]  # fairseq adds these two
+    labels = list_labels(self.label_dictionary)
     if len(labels) <= num_classes:
         return dataset
     # More labels than classes are no mistake if this data set does not use the labels with the highest numbers.
@@ -192,3 +214,13 @@ def check_classes(
             f"--num-classes {len(labels)}"
         )
     return dataset
+
+
+def list_labels(dictionary: Dictionary) -> list[str]:
+    """Returns the labels in the dictionary of a classification, without the words that fairseq adds.
+
+    fairseq adds special symbols such as ``<pad>`` at the beginning. At the end, it adds ``<mask>`` and words such as
+    ``madeupword0000``, which only fill the dictionary up.
+    """
+    words = dictionary.symbols[dictionary.nspecial :]
+    return [word for word in words if not word.startswith(("madeupword", "<mask>"))]

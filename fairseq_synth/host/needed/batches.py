@@ -1,6 +1,7 @@
 """Repairs how fairseq forms batches: no sentence is lost unnoticed, and no batch is longer than its model allows."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -107,27 +108,28 @@ def keep_last_batch(
         The batches. Each is an array with the numbers of its sentences.
     """
     if not isinstance(indices, np.ndarray):
-        indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        indices = np.fromiter(indices, dtype=np.int64, count=-1)  # -1: up to the end
     if len(indices) == 0:
         return []
     batches = list(original(indices, *args, **kwargs))
-    fixed_shapes = get_argument("fixed_shapes", original, indices, *args, **kwargs)
+    fixed_shapes = find_argument("fixed_shapes", original, indices, *args, **kwargs)
     if fixed_shapes is not None:
-        return batches  # batches of fixed shapes are formed in another way, which leaves out no sentence
+        return batches  # Batches of fixed shapes are formed in another way, which leaves out no sentence.
     # fairseq puts the sentences into batches in the order of `indices`, so those that are left out are at the end.
-    sentences_in_batches = sum(len(batch) for batch in batches)
-    left_out = indices[sentences_in_batches:]
+    num_sentences_in_batches = sum(len(batch) for batch in batches)
+    left_out = indices[num_sentences_in_batches:]
     if len(left_out) > 0:
         batches.append(left_out)
     return batches
 
 
-def get_argument(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def find_argument(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Returns the argument called `name` of the call ``function(*args, **kwargs)``; None if the call does not have it.
 
-    It does not matter whether the call passes the argument by position or by name.
+    It does not matter whether the call passes the argument by position or by name. The function is not called.
     """
-    return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
+    call = inspect.signature(function).bind(*args, **kwargs)
+    return call.arguments.get(name)
 
 
 @repair(
@@ -155,13 +157,14 @@ def keep_bucketed_sentences(
         What the original returns: the numbers of the sentences to keep, and those of the sentences to skip.
     """
     has_buckets = self.buckets is not None
+    if not has_buckets or max_sizes is None:
+        return original(self, indices, max_sizes)
+    if isinstance(max_sizes, (tuple, list)):
+        max_source_length, max_target_length = max_sizes
+    else:
+        max_source_length = max_target_length = max_sizes
     # This changes the padded lengths in the data set, which the original then compares with the limits.
-    if has_buckets and max_sizes is not None:
-        if isinstance(max_sizes, (tuple, list)):
-            max_source_length, max_target_length = max_sizes
-        else:
-            max_source_length = max_target_length = max_sizes
-        shorten_padding(self, max_source_length, max_target_length)
+    shorten_padding(self, max_source_length=max_source_length, max_target_length=max_target_length)
     return original(self, indices, max_sizes)
 
 
@@ -189,7 +192,7 @@ def shorten_padding(dataset: LanguagePairDataset, max_source_length: float, max_
 def update_buckets(dataset: LanguagePairDataset) -> None:
     """Computes the buckets of a data set again, as the constructor of LanguagePairDataset does, from padded lengths."""
     dataset.bucketed_num_tokens = dataset.num_tokens_vec(np.arange(len(dataset)))
-    # fairseq has a pair for each bucket: None, and the number of tokens that its sentences are padded to.
+    # For each bucket, fairseq has a pair: None, and the number of tokens to which its sentences are padded.
     dataset.buckets = [(None, num_tokens) for num_tokens in np.unique(dataset.bucketed_num_tokens)]
 
 
@@ -203,11 +206,11 @@ def shorten_padding_of_side(side: BucketPadLengthDataset, lengths: np.ndarray, m
         lengths: the length of each sentence without padding.
         max_length: the longest sentence that the model takes; infinite if it takes sentences of any length.
     """
-    shortened_sizes = np.minimum(side.sizes, max_length)
-    fits = lengths <= max_length
-    # The same array is changed, because the data set also holds it as src_sizes or tgt_sizes. An infinite max_length
-    # makes shortened_sizes floating-point numbers, so they have to be cast.
-    np.copyto(side.sizes, shortened_sizes, where=fits, casting="unsafe")
+    if max_length == math.inf:
+        return
+    is_padded_too_far = (lengths <= max_length) & (side.sizes > max_length)  # True or False for each sentence
+    # The array is changed in place, because the data set also holds it as src_sizes or tgt_sizes.
+    side.sizes[is_padded_too_far] = max_length
 
 
 @repair(
@@ -229,7 +232,8 @@ def skip_sentences_over_max_tokens(
     max_tokens = kwargs.get("max_tokens")
     skips_long_sentences = kwargs.get("ignore_invalid_inputs")
     if skips_long_sentences and model_limits is not None and max_tokens is not None:
-        kwargs["max_positions"] = resolve_max_positions(model_limits, max_tokens)  # the lower of both
+        # fairseq's function returns the lower one of both limits.
+        kwargs["max_positions"] = resolve_max_positions(model_limits, max_tokens)
     return original(self, dataset, *args, **kwargs)
 
 
@@ -270,22 +274,33 @@ def refuse_rows_left_out(
     rows that are longer than the model's limit. If the limit is below ``--tokens-per-sample``, only the last row of the
     text, which may be shorter, would be scored. The replacement raises SynthesizerError instead.
     """
-    limit = get_argument("max_positions", original, self, dataset, *args, **kwargs)
-    if isinstance(limit, int):  # a language model has a single limit; None is no limit
+    limit = find_argument("max_positions", original, self, dataset, *args, **kwargs)
+    has_limit = isinstance(limit, int)  # the limit of a language model is a number; None is no limit
+    if has_limit:
         check_row_lengths(self, dataset, limit)
     return original(self, dataset, *args, **kwargs)
 
 
 def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> None:
-    """Checks that no row of a text is longer than `limit` tokens; raises SynthesizerError otherwise."""
-    number_too_long = int((np.asarray(dataset.sizes) > limit).sum())
-    if number_too_long == 0:
+    """Checks that no row of a text is longer than `limit` tokens; raises SynthesizerError otherwise.
+
+    Args:
+        task: the task, which has the flag ``--add-bos-token``.
+        dataset: the rows.
+        limit: the number of tokens in the longest row that the model takes.
+    """
+    row_lengths = np.asarray(dataset.sizes)
+    num_too_long = int((row_lengths > limit).sum())
+    if num_too_long == 0:
         return
-    adds_bos = getattr(task.args, "add_bos_token", False)
-    bos = " in addition to the token of --add-bos-token" if adds_bos else ""
-    hint = length_hint(f"max_positions={limit}")
+    adds_bos_token = getattr(task.args, "add_bos_token", False)
+    if adds_bos_token:
+        what_model_accepts = f"{limit} tokens that the model accepts in addition to the token of --add-bos-token"
+    else:
+        what_model_accepts = f"{limit} tokens that the model accepts"
+    hint = length_hint(f"max_positions={limit}")  # empty if the limit is not that of a Synthesizer
     raise SynthesizerError(
-        f"--tokens-per-sample: {number_too_long} of {len(dataset)} blocks are longer than the {limit} tokens that the "
-        f"model accepts{bos}, and fairseq would skip them; use at most {limit}, and also --sample-break-mode none "
-        f"if single sentences are longer{hint}"
+        f"--tokens-per-sample: {num_too_long} of {len(dataset)} blocks are longer than the {what_model_accepts}, and "
+        f"fairseq would skip them; use at most {limit}, and also --sample-break-mode none if single sentences "
+        f"are longer{hint}"
     )

@@ -37,16 +37,19 @@ def weights_only() -> Iterator[None]:
     """Lets ``torch.load`` load only weights, and run no code of the file, in the body of a with statement.
 
     For this time, ``torch.load`` is replaced by a function that calls it with ``weights_only=True``, whatever its
-    caller has passed. Nothing changes with versions of torch before 2.6, which have no list of further types to allow.
+    caller has passed. Nothing changes with versions of torch before 2.6. They have no list of further types to allow,
+    so they could not load fairseq's checkpoints in this way.
     """
+    if not has_allow_list():
+        yield
+        return
     original_load = torch.load
 
     def safe_load(*args: Any, **kwargs: Any) -> Any:
         kwargs["weights_only"] = True
         return original_load(*args, **kwargs)
 
-    if has_allow_list():
-        torch.load = safe_load
+    torch.load = safe_load
     try:
         yield
     finally:
@@ -70,7 +73,8 @@ def allow_checkpoint_types() -> bool:
     if not has_allow_list():
         return False
     allowed_types = torch.serialization.get_safe_globals()
-    missing_types = [item for item in [argparse.Namespace, *numpy_types()] if item not in allowed_types]
+    types_of_checkpoints = [argparse.Namespace, *numpy_types()]
+    missing_types = [item for item in types_of_checkpoints if item not in allowed_types]
     if not missing_types:
         return False
     torch.serialization.add_safe_globals(missing_types)
@@ -86,16 +90,18 @@ def numpy_types() -> list[Any]:
     # numpy has a class of its own for each dtype. These two have no public name in all versions of numpy.
     dtype_classes = [type(np.dtype("int64")), type(np.dtype("float64"))]
     types: list[Any] = [np.ndarray, np.dtype, *dtype_classes]
-    # pickle restores an array by numpy's function `_reconstruct`, and a number by `scalar`. `__reduce__` tells pickle
-    # what to call: the first item that it returns is the function.
-    make_array: Any = np.zeros(1).__reduce__()[0]
-    make_number: Any = np.float64(0).__reduce__()[0]
-    for function in (make_array, make_number):
+    # These are the functions with which pickle makes an array and a number: `_reconstruct` and `scalar`.
+    for function in (pickle_function(np.zeros(1)), pickle_function(np.float64(0))):
         types.append(function)
         # The module of these functions has another name in numpy 1 than in numpy 2, and the file may be of either.
         types.append((function, f"numpy.core.multiarray.{function.__name__}"))
         types.append((function, f"numpy._core.multiarray.{function.__name__}"))
     return types
+
+
+def pickle_function(value: Any) -> Any:
+    """Returns the function that pickle calls to make a value again. ``__reduce__`` returns it before its arguments."""
+    return value.__reduce__()[0]
 
 
 def config_types() -> list[Any]:
