@@ -206,7 +206,7 @@ def check_dictionaries(path: Path, data: Path, task: Any, sizes: dict[str, int])
 
 
 def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest: int | None = None) -> list[int]:
-    """Loads a split of the data, and returns the indices of the sentences that the model can read, sorted by length.
+    """Loads a split of the data, and returns the indices of the sentences that the model can read, shortest first.
 
     Sentences that are too long are left out, with a warning.
 
@@ -220,14 +220,17 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
         SynthesizerError: there is no such split, or all of its sentences are too long.
     """
     dataset = load_dataset(loaded, subset)
-    num_sentences = len(dataset) if not sentences else min(len(dataset), sentences)
+    num_sentences = len(dataset)
+    if sentences:
+        num_sentences = min(num_sentences, sentences)
+    # A number of tokens or, for a model with an encoder and a decoder, one for the source and one for the target.
     limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
-    kept_indices, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits)
-    indices: list[int] = kept_indices.tolist()
+    indices_within_limits, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits)
+    indices: list[int] = indices_within_limits.tolist()
     if longest is not None:
         indices = [index for index in indices if dataset.num_tokens(index) <= longest]
-    if len(indices) < num_sentences:
-        num_skipped = num_sentences - len(indices)
+    num_skipped = num_sentences - len(indices)
+    if num_skipped > 0:
         logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are longer than the model can take")
     if not indices:
         raise SynthesizerError(f"--subset {subset}: no sentence that the model can take (limits: {longest or limits})")
@@ -259,10 +262,13 @@ def batches(loaded: Loaded, subset: str, sentence_indices: Sequence[int], max_to
         max_tokens: the most tokens of a batch, with padding.
     """
     dataset = loaded.task.dataset(subset)
-    groups = dataset.batch_by_size(np.array(sentence_indices), max_tokens=max_tokens, required_batch_size_multiple=1)
+    # With the multiple 1, a batch may have any number of sentences.
+    indices_of_batches = dataset.batch_by_size(
+        np.array(sentence_indices), max_tokens=max_tokens, required_batch_size_multiple=1
+    )
     result = []
-    for indices in groups:
-        if len(indices):
+    for indices in indices_of_batches:
+        if len(indices) > 0:
             result.append(dataset.collater([dataset[index] for index in indices]))
     return result
 

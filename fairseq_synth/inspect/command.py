@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     import_user_dir(args)
     with output_folder(args.out) as output:
         inspections = begin_inspections(args)
-        write_files(args, output, inspections)
+        write_files(args, output, inspections)  # the results that belong to no part
         if args.data is not None:
             measure_parts(args, output, inspections)
         for name in output.names():
@@ -96,13 +96,14 @@ def reporting_what_stays(out: Path, finished: Sequence[str], unfinished: Sequenc
         finished: the parts whose files are complete.
         unfinished: the part that the body measures, and those after it.
     """
+    current_part = unfinished[0]
     try:
         yield
     except KeyboardInterrupt:
-        print(f"interrupted in {unfinished[0]}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
+        print(f"interrupted in {current_part}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception:
-        print(f"failed in {unfinished[0]}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
+        print(f"failed in {current_part}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
         raise
 
 

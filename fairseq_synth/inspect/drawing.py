@@ -91,9 +91,8 @@ class Picture(NamedTuple):
         """Returns a figure of matplotlib."""
         from matplotlib.figure import Figure
 
-        # With the layout "constrained", matplotlib makes room for all labels. With None, it takes `self.margins`.
-        layout = "constrained" if self.margins is None else None
-        figure = Figure(figsize=self.full_size(), dpi=DPI, layout=layout)
+        # In the layout "constrained", matplotlib makes room for all labels. Otherwise `draw_panels` sets the margins.
+        figure = Figure(figsize=self.full_size(), dpi=DPI, layout="constrained" if self.margins is None else None)
         self.draw_panels(figure)
         if self.legend_columns:
             self.add_legend(figure)

@@ -166,10 +166,10 @@ def sentences(models: Sequence[Model]) -> Iterator[Picture]:
         if not all_have_read_it:
             continue
         results_of_models = [sentences_of_model[number] for sentences_of_model in sentences_of_models]
-        groups = names_by_group(models[0].attentions, results_of_models[0]["weights"])
-        for group, group_title in group_titles(groups).items():
-            picture = sentence_picture(models, results_of_models, group, groups[group])
-            yield picture._replace(name=f"sentence{place}-{group_title.replace(' ', '-')}")
+        names_of_kind = names_by_group(models[0].attentions, results_of_models[0]["weights"])
+        for kind, kind_title in group_titles(names_of_kind).items():
+            picture = sentence_picture(models, results_of_models, kind, names_of_kind[kind])
+            yield picture._replace(name=f"sentence{place}-{kind_title.replace(' ', '-')}")
 
 
 def sentences_by_number(model: Model) -> dict[int, Results]:
