@@ -18,6 +18,7 @@ from .attentions import attentions
 from .stand_ins import count_embeddings, count_words, set_up_task, set_up_task_on_stand_ins
 
 logger = logging.getLogger(__name__)
+OWN_CHECKPOINT = "checkpoint_last.pt"  # the default of --restore-file: the latest checkpoint of the training itself
 Batch = dict[str, Any]  # a batch as a data set of fairseq makes it, with `net_input`, the arguments of the model
 
 
@@ -39,16 +40,26 @@ class Loaded(NamedTuple):
         Returns:
             the model; None if its training began with the weights of another checkpoint, which are not known here.
         """
-        options = self.cfg.checkpoint
-        # A training begins with another one's weights after --finetune-from-model, or after --restore-file with
-        # --reset-optimizer. Without --reset-optimizer, the restored checkpoint is an earlier state of the same
-        # training, which goes on. "checkpoint_last.pt", the default, is the training's own checkpoint too.
-        restores_another_training = options.reset_optimizer and options.restore_file != "checkpoint_last.pt"
-        if options.finetune_from_model or restores_another_training:
+        if begins_with_other_weights(self.cfg.checkpoint):
             logger.warning(f"{self.path}: trained from another checkpoint's weights, so there is no initial state")
             return None
         utils.set_torch_seed(self.cfg.common.seed)
         return self.task.build_model(self.cfg.model).float().eval()
+
+
+def begins_with_other_weights(options: Any) -> bool:
+    """Returns whether a training began with the weights that another training had learned.
+
+    Args:
+        options: fairseq's config of the training's checkpoints.
+    """
+    if options.finetune_from_model:
+        return True
+    restores_own_checkpoint = options.restore_file == OWN_CHECKPOINT
+    if restores_own_checkpoint:
+        return False
+    # Without --reset-optimizer, the restored checkpoint is an earlier state of the same training, which goes on.
+    return bool(options.reset_optimizer)
 
 
 def import_user_dir(args: Any) -> None:
@@ -74,18 +85,14 @@ def load(path: Path, data: Path | None = None) -> Loaded:
         SynthesizerError: the model is neither a Transformer nor a Synthesizer, a weight is NaN or infinite, or the
             dictionaries of the data have other sizes.
     """
-    if not path.is_file():
-        raise SynthesizerError(f"{path}: no such checkpoint; give a .pt file of fairseq-train")
-    # Attention is measured by position, and positions count from the first token: padding has to be on the right.
-    # Without --eval-bleu, the task does not load the tokenizer and the beam search that only its validation needs.
-    overrides = {"left_pad_source": False, "left_pad_target": False, "eval_bleu": False}
-    checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    checkpoint = read_checkpoint(path)
     cfg = read_config(path, checkpoint)
     weights = checkpoint["model"]
     model_name = check_architecture(path, cfg)
     check_weights(path, weights)
     check_embeddings(path, model_name, weights, has_data=data is not None)
     task = set_up_task_of_checkpoint(path, cfg, weights, data)
+    # `path` is not read again, since `checkpoint` has the contents of the file already.
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], task=task, state=checkpoint)
     model = models[0].float().eval()
     if not attentions(model):
@@ -94,6 +101,25 @@ def load(path: Path, data: Path | None = None) -> Loaded:
             "is known"
         )
     return Loaded(path=path, cfg=cfg, task=task, model=model, updates=read_num_updates(checkpoint), data=data)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Returns the contents of a checkpoint, in whose config a few options are changed for an inspection.
+
+    Raises:
+        SynthesizerError: there is no such file.
+    """
+    if not path.is_file():
+        raise SynthesizerError(f"{path}: no such checkpoint; give a .pt file of fairseq-train")
+    changed_options = {
+        # Attention is measured by position, and positions count from the first token: padding has to be on the right.
+        "left_pad_source": False,
+        "left_pad_target": False,
+        # The task then does not load the tokenizer and the beam search, which only its validation needs.
+        "eval_bleu": False,
+    }
+    checkpoint: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path), changed_options)
+    return checkpoint
 
 
 def read_config(path: Path, checkpoint: dict[str, Any]) -> Any:

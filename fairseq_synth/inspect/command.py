@@ -55,7 +55,7 @@ def begin_inspections(args: argparse.Namespace) -> dict[str, Inspection]:
         remove_bpe=args.remove_bpe,
     )
     inspections = {}
-    for label, path in zip(labels(args.checkpoints), args.checkpoints):
+    for label, path in zip(checkpoint_labels(args.checkpoints), args.checkpoints):
         inspections[label] = begin(load(path, args.data), options)
     return inspections
 
@@ -143,11 +143,12 @@ def check_matplotlib() -> None:
         ) from error
 
 
-def labels(paths: Sequence[Path]) -> list[str]:
+def checkpoint_labels(paths: Sequence[Path]) -> list[str]:
     """Returns a short name for each checkpoint, of the shortest form in which all names differ.
 
-    The form is the file's name; or, if two files have the same name, the folder's and the file's; or, if these are the
-    same too, both and a number.
+    The form is the file's name, such as ``checkpoint_best``. If two files have the same name, it is the folder's and
+    the file's, such as ``seed1-checkpoint_best``. If two of these are the same, too, all get a number in addition, such
+    as ``seed1-checkpoint_best-2``.
     """
     file_names = [path.stem for path in paths]
     if len(set(file_names)) == len(paths):

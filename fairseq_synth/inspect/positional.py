@@ -118,9 +118,10 @@ def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
 
 def count_sentences(weights: MeanByPosition) -> Tensor:
     """Returns how many of the averaged sentences had 1, 2, ... T tokens, (T,)."""
-    # A cell on the diagonal is in all sentences that have its position.
-    with_position = weights.count[0].diagonal().double()
-    with_next_position = torch.cat([with_position[1:], with_position.new_zeros(1)])
+    # The diagonal cell of position i is in all sentences of more than i tokens. Of these, the sentences of exactly
+    # i + 1 tokens are those without the next position.
+    with_position = weights.count[0].diagonal().double()  # (T,)
+    with_next_position = torch.cat([with_position[1:], with_position.new_zeros(1)])  # no sentence has position T
     return with_position - with_next_position
 
 
@@ -246,6 +247,8 @@ def sum_by_distance(matrix: Tensor) -> Tensor:
 
 def toeplitz(values: Tensor, size: int) -> Tensor:
     """Returns the matrix (H, size, size) whose cell (i, j) has the value of the distance j - i.
+
+    For example, the values [5, 6, 7], for the distances -1, 0 and 1, become [[6, 7, 7], [5, 6, 7], [5, 5, 6]].
 
     Args:
         values: (H, 2 m + 1), for the distances from -m to m. Larger distances get the value of m, or of -m.

@@ -62,7 +62,10 @@ class AverageAttention:
 
 
 def choose_evenly(items: Sequence[int], count: int) -> list[int]:
-    """Returns `count` of the items, evenly spaced and including the last one; all items if there are no more."""
+    """Returns `count` of the items, evenly spaced and including the last one; all items if there are no more.
+
+    For example, three of the items 0, 1, …, 8 are 2, 5 and 8.
+    """
     if len(items) <= count:
         return list(items)
     chosen = []

@@ -35,7 +35,7 @@ def measure(inspection: Inspection) -> None:
     weights. The results of the model get ``sentences``, the weights for a few single sentences.
     """
     pad = padding_index(inspection.loaded)
-    trained_values = measure_heads(inspection, pad)
+    trained_values = measure_heads(inspection, pad)  # adds the other results of the attentions, too
     initial_values: Samples = {"logits": {}, "weights": {}}
     if inspection.initial_model is not None:
         initial_values = sample_values(inspection.initial_model, inspection.batches, pad, "initial attention")

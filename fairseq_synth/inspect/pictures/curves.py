@@ -90,14 +90,14 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
         models: with the same layers.
         names: the attentions whose singular values every model has.
     """
-    names_of_kind = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
-    titles = group_titles(names_of_kind)  # {kind of attention: its title}, in the order of the columns
+    names_of_group = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
+    titles = group_titles(names_of_group)  # {kind of attention: its title}, in the order of the columns
     rows: list[Row] = []
     labels = []  # of the vertical axes, one for each row
     for model in models:
         row: Row = []
-        for kind in titles:
-            row.append(Panel(calls=singular_value_lines(model, names_of_kind[kind]), settings={}))
+        for group in titles:
+            row.append(Panel(calls=singular_value_lines(model, names_of_group[group]), settings={}))
         rows.append(row)
         labels.append(f"{model.name}\nshare of their sum" if len(models) > 1 else "share of their sum")
     rows = title_columns(rows, list(titles.values()))

@@ -34,7 +34,9 @@ class ValueRange:
         if largest == 0:
             self.decimals = 0
         else:
-            self.decimals = max(0, 1 - math.floor(math.log10(largest)))
+            # For example, it is 3 if the largest value is 0.0123, which is written as 0.012, and 0 if it is 123.
+            first_digit = math.floor(math.log10(largest))  # its power of ten, such as -2 for 0.0123
+            self.decimals = max(0, 1 - first_digit)
 
     def write(self, value: float) -> str:
         """Returns a value as text. A value that is rounded to 0 has no minus sign."""
@@ -157,13 +159,13 @@ def metric_row(model: Model, metric: str, names: Sequence[str], titles: Mapping[
         names: the attentions that have it.
         titles: {kind of attention: its title}; a kind without the metric has an empty place.
     """
-    names_of_kind = names_by_group(model.attentions, names)  # {kind of attention: names of attentions}
+    names_of_group = names_by_group(model.attentions, names)  # {kind of attention: names of attentions}
     # All panels of the row share this range, so that their colors can be compared.
     value_range = ValueRange(list_values([model], names, metric))
     row: Row = []
-    for kind, kind_title in titles.items():
-        if kind in names_of_kind:
-            row.append(group_panel(model, metric, names_of_kind[kind], value_range, kind_title))
+    for group, group_title in titles.items():
+        if group in names_of_group:
+            row.append(group_panel(model, metric, names_of_group[group], value_range, group_title))
         else:
             row.append(None)
     return row

@@ -85,6 +85,7 @@ def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
         rows = add_to_first_panel(rows, heading(text_above_titles, points=MODEL_NAME_POINTS))
         rows_of_models.append(rows)
     if len(models) * num_heads <= MOST_COLUMNS:
+        # A row shows the same attention of all models, so it needs its name only once, at the left edge.
         return name_rows(join_side_by_side(rows_of_models), names)
     return join_below_each_other([name_rows(rows, names) for rows in rows_of_models])
 
@@ -166,10 +167,10 @@ def sentences(models: Sequence[Model]) -> Iterator[Picture]:
         if not all_have_read_it:
             continue
         results_of_models = [sentences_of_model[number] for sentences_of_model in sentences_of_models]
-        names_of_kind = names_by_group(models[0].attentions, results_of_models[0]["weights"])
-        for kind, kind_title in group_titles(names_of_kind).items():
-            picture = sentence_picture(models, results_of_models, kind, names_of_kind[kind])
-            yield picture._replace(name=f"sentence{place}-{kind_title.replace(' ', '-')}")
+        names_of_group = names_by_group(models[0].attentions, results_of_models[0]["weights"])
+        for group, group_title in group_titles(names_of_group).items():
+            picture = sentence_picture(models, results_of_models, group, names_of_group[group])
+            yield picture._replace(name=f"sentence{place}-{group_title.replace(' ', '-')}")
 
 
 def sentences_by_number(model: Model) -> dict[int, Results]:
