@@ -18,6 +18,9 @@ from .layout import (
 )
 from .models import Model, group_titles, loss_label, names_by_group
 
+LABEL_HEIGHT = 0.6  # inches, below the last row of panels, for two lines of text
+
+
 # ---- alpha
 
 ALPHA_COLUMNS = 4
@@ -76,9 +79,8 @@ def alpha_panel(name: str, results: Results) -> Panel:
 # ---- singular values
 
 SINGULAR_VALUES_ROW_HEIGHT = 1.6  # inches
-LABEL_HEIGHT = 0.6  # inches, below the last row of panels, for the two lines of its label
 NUM_COLORS = 10  # that matplotlib calls C0 to C9
-LINE_STYLES = ("-", "--", ":")  # the second and third are for layers beyond the ten colors
+LAYER_LINE_STYLES = ("-", "--", ":")  # the second and third are for layers beyond the ten colors
 
 
 def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
@@ -121,7 +123,7 @@ def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:
         layer = model.attentions[name]["layer"]
         # Layers 0 to 9 have solid lines in ten colors, layers 10 to 19 dashed lines in the same colors, and so on.
         color = f"C{layer % NUM_COLORS}"
-        line_style = LINE_STYLES[layer // NUM_COLORS % len(LINE_STYLES)]
+        line_style = LAYER_LINE_STYLES[layer // NUM_COLORS % len(LAYER_LINE_STYLES)]
         for head, sums in enumerate(model.attentions[name]["singular_values"]):
             label = f"layer {layer}" if head == 0 else None  # one entry of the legend for all heads of a layer
             last = len(sums) - 1
@@ -313,7 +315,12 @@ def replaced_head_points(model: Model) -> list[Call]:
                 losses.append(losses_by_count[count])
         if counts:
             label = f"one more head of the {stack} replaced"
-            style = {"facecolor": filling, "edgecolor": model.color, "s": 22, "zorder": 3}
+            style = {
+                "facecolor": filling,
+                "edgecolor": model.color,
+                "s": 22,  # the area of a point, in square points of print
+                "zorder": 3,  # in front of the lines
+            }
             calls.append(("scatter", [counts, losses], {"label": label, **style}))
     return calls
 

@@ -263,11 +263,13 @@ def shorten_tokens(tokens: Sequence[str]) -> list[str]:
 
 
 def sentence_margins(tokens: SentenceTokens, has_model_names: bool) -> Margins:
-    """Returns white space that has room for the tokens on the left of the panels and below them.
+    """Returns the white space in inches around the panels of a sentence.
+
+    It has room for the tokens on the left of the panels and below them, and for what is written above each panel.
 
     Args:
-        tokens: the tokens at the rows and columns.
-        has_model_names: whether the names of models are above the panels.
+        tokens: the tokens at the rows and columns of the panels.
+        has_model_names: whether the names of models are above the panels, in addition to the panels' titles.
     """
     longest_row_token = max(len(token) for token in tokens.rows)  # letters
     longest_column_token = max(len(token) for token in tokens.columns)  # letters
