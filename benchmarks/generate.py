@@ -32,7 +32,7 @@ from rounds import Function
 
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.inspect.arguments import list_changed_flags
-from fairseq_synth.inspect.command import labels
+from fairseq_synth.inspect.command import checkpoint_labels
 
 MAX_LENGTH = 256  # ℓ of the base model
 
@@ -122,7 +122,7 @@ def load_checkpoints(args: argparse.Namespace) -> dict[str, Checkpoint]:
     The first one is called ``stock``, as it is the baseline; the others have short names from their paths. Ends with a
     one-line error if one of these is called ``stock``, too.
     """
-    names = [STOCK, *labels(args.checkpoints)[1:]]
+    names = [STOCK, *checkpoint_labels(args.checkpoints)[1:]]
     if STOCK in names[1:]:
         sys.exit(f"error: --checkpoints: one after the first is called {STOCK}, as the baseline is; rename it")
     return {name: Checkpoint(path, args) for name, path in zip(names, args.checkpoints)}

@@ -60,7 +60,7 @@ def draw_logits(name: str, formula: str, has_row_labels: bool) -> Panel:
     axes = RecordedAxes()
     # The colors reach as far below 0 as above it, so that 0 is white.
     axes.calls += image(
-        logits, labels=WORDS, names=has_row_labels, cmap=COLORS, vmin=-largest, vmax=largest, aspect="equal"
+        logits, labels=WORDS, has_row_labels=has_row_labels, cmap=COLORS, vmin=-largest, vmax=largest, aspect="equal"
     )
     axes.set_title(f"{name}\n{formula}", fontsize=SMALL_FONT)
     axes.set(xlabel="word j")

@@ -94,11 +94,14 @@ def begin(loaded: Loaded, options: Options) -> Inspection:
 
 
 def read_data(inspection: Inspection) -> Inspection:
-    """Reads the data of an inspection and measures the loss on them.
+    """Reads the data of an inspection, measures the loss on them, and adds ``data`` and ``loss`` to its results.
+
+    Args:
+        inspection: an inspection without data. Its `results` are changed in place.
 
     Returns:
-        a copy of the inspection that has the sentences, the loss and the time that it took. The copy shares its
-        `results` with the original, to which ``data`` and ``loss`` are added in place.
+        a copy of the inspection that has the sentences, the loss and the time that it took. The copy has the same
+        `results`.
     """
     loaded = inspection.loaded
     subset = inspection.options.subset

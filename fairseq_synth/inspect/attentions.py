@@ -89,14 +89,14 @@ class Attention(NamedTuple):
         if all(mixture.weights() is None for mixture in mixtures):
             return None
         alpha: dict[str, list[float]] = {}
-        first_head = 0
+        first_head = 0  # the number of the first head in the group
         for mixture in mixtures:
-            heads = slice(first_head, first_head + mixture.num_heads)
-            for function, weights in weights_by_function(mixture).items():
+            end = first_head + mixture.num_heads
+            for function, weights_of_group in weights_by_function(mixture).items():
                 if function not in alpha:
                     alpha[function] = [0.0] * self.num_heads
-                alpha[function][heads] = weights  # the entries of this group's heads
-            first_head += mixture.num_heads
+                alpha[function][first_head:end] = weights_of_group
+            first_head = end
         return alpha
 
     def logit_parameters(self) -> Tensor:
@@ -105,7 +105,7 @@ class Attention(NamedTuple):
         They are the weights of the query and key projections, and the parameters and buffers of the functions. The
         weights alpha of a mixture are left out, because they have a result of their own (`alpha`).
         """
-        values = [torch.empty(0)]  # a function may have no parameters, and torch joins no empty list
+        values = [torch.empty(0)]  # so that the list is not empty if no part has parameters: torch joins no empty list
         for part_name in ("q_proj", "k_proj", "synthesizer"):
             part = getattr(self.module, part_name, None)
             if part is None:
@@ -121,12 +121,13 @@ class Attention(NamedTuple):
         """Returns the logits (H, T, T) for `length` tokens, or None if they depend on what the tokens are."""
         if not is_synthetic(self.module):
             return None  # fairseq's attention, whose logits are dot products of queries and keys
-        has_dot_products = self.module.q_proj is not None
-        if has_dot_products:
-            return None
-        # For a batch of two sentences, logits that depend on the input are one matrix for each sentence. Logits that do
-        # not depend on it are one matrix for both sentences. The values of the input do not matter for this test.
-        two_sentences = next(self.module.parameters()).new_zeros(length, 2, self.module.embed_dim)  # (T, B, C)
+        has_queries = self.module.q_proj is not None
+        if has_queries:
+            return None  # a function computes dot products of queries and keys
+        # The attention computes its logits for two sentences. They are one matrix for each sentence if they depend on
+        # the input, or else a single matrix for both. This is so for any values of the input, so it is 0 here.
+        any_parameter = next(self.module.parameters())
+        two_sentences = any_parameter.new_zeros(length, 2, self.module.embed_dim)  # (T, B, C)
         logits = join_logits(self.module, Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length))
         depend_on_input = logits.size(0) == 2
         if depend_on_input:
@@ -170,20 +171,21 @@ def attentions(model: nn.Module) -> list[Attention]:
 
     Returns:
         first the encoder's self-attentions, layer by layer, then the decoder's, then the cross-attentions. The list is
-        empty if a layer has an attention that is neither fairseq's nor this plugin's.
+        empty if a layer has an attention that is neither fairseq's nor this plugin's: such a model cannot be inspected.
     """
     stacks = find_stacks(model)
     result = []
     for stack_name, kind in (("encoder", "self"), ("decoder", "self"), ("decoder", "cross")):
         if stack_name not in stacks:
             continue
-        attribute = "self_attn" if kind == "self" else "encoder_attn"
+        attribute = "self_attn" if kind == "self" else "encoder_attn"  # fairseq's name for the attention of a layer
         for layer_number, layer in enumerate(stacks[stack_name].layers):
             module = getattr(layer, attribute, None)
             if module is None and kind == "cross":
                 continue  # the decoder of a language model has no cross-attention
-            if not isinstance(module, (SyntheticAttention, MultiheadAttention)):
-                return []  # with an attention that is not known, the model cannot be inspected
+            is_known = isinstance(module, (SyntheticAttention, MultiheadAttention))
+            if not is_known:
+                return []
             result.append(Attention(stack_name, kind, layer_number, module))
     return result
 
@@ -233,13 +235,14 @@ def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:
         (B, H, S, S), or (1, H, S, S) if no function depends on the input.
     """
     length = inputs.src_len
-    logits_by_group = [logits.total(length) for logits in module.synthesizer(inputs)]
-    # Logits that do not depend on the input have a batch size of 1. If another group has B sentences, all get B.
-    bsz = max(logits.size(0) for logits in logits_by_group)
-    expanded = []
-    for logits, num_heads in zip(logits_by_group, module.heads_of_groups()):
-        expanded.append(logits.expand(bsz, num_heads, length, length))
-    return torch.cat(expanded, dim=1)
+    logits_of_groups = [logits.total(length) for logits in module.synthesizer(inputs)]
+    # Logits that do not depend on the input have a batch size of 1. If those of another group have a batch size of B,
+    # they are repeated B times, so that torch can join them.
+    bsz = max(logits.size(0) for logits in logits_of_groups)
+    repeated = []
+    for logits, num_heads in zip(logits_of_groups, module.heads_of_groups()):
+        repeated.append(logits.expand(bsz, num_heads, length, length))
+    return torch.cat(repeated, dim=1)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

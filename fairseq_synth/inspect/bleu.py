@@ -38,6 +38,22 @@ def compute_bleu(loaded: Loaded, batches: list[Batch], beam: int, remove_bpe: st
     """
     from sacrebleu.metrics import BLEU
 
+    translations, references = translate(loaded, batches, beam, remove_bpe)
+    metric = BLEU(tokenize="none", force=True)  # `force` only prevents a warning that the text looks tokenized
+    score = metric.corpus_score(translations, [references]).score
+    # The signature that sacreBLEU returns does not name the metric.
+    return Bleu(score=float(score), signature=f"BLEU|{metric.get_signature()}")
+
+
+def translate(loaded: Loaded, batches: list[Batch], beam: int, remove_bpe: str | None) -> tuple[list[str], list[str]]:
+    """Returns the translations of sentences, and their references, as texts in the same order.
+
+    Args:
+        loaded: the model, with data.
+        batches: the sentences, with their references.
+        beam: the size of the beam.
+        remove_bpe: fairseq's name for the kind of subwords that are joined.
+    """
     task = loaded.task
     generator = task.build_generator([loaded.model], GenerationConfig(beam=beam))
     # Symbols that are no words of a translation. As in fairseq-generate, it is the end of the sentence if the generator
@@ -52,10 +68,7 @@ def compute_bleu(loaded: Loaded, batches: list[Batch], beam: int, remove_bpe: st
             best_hypothesis = hypotheses[0]
             translations.append(writer.write_translation(best_hypothesis["tokens"]))
             references.append(writer.write_reference(reference))
-    metric = BLEU(tokenize="none", force=True)  # `force` only prevents a warning that the text looks tokenized
-    score = metric.corpus_score(translations, [references]).score
-    # The signature that sacreBLEU returns does not name the metric.
-    return Bleu(score=float(score), signature=f"BLEU|{metric.get_signature()}")
+    return translations, references
 
 
 class TextWriter:

@@ -18,6 +18,7 @@ from .attentions import attentions
 from .stand_ins import count_embeddings, count_words, set_up_task, set_up_task_on_stand_ins
 
 logger = logging.getLogger(__name__)
+OWN_CHECKPOINT = "checkpoint_last.pt"  # the default of --restore-file: the latest checkpoint of the training itself
 Batch = dict[str, Any]  # a batch as a data set of fairseq makes it, with `net_input`, the arguments of the model
 
 
@@ -39,16 +40,26 @@ class Loaded(NamedTuple):
         Returns:
             the model; None if its training began with the weights of another checkpoint, which are not known here.
         """
-        options = self.cfg.checkpoint
-        # A training begins with another one's weights after --finetune-from-model, or after --restore-file with
-        # --reset-optimizer. Without --reset-optimizer, the restored checkpoint is an earlier state of the same
-        # training, which goes on. "checkpoint_last.pt", the default, is the training's own checkpoint too.
-        restores_another_training = options.reset_optimizer and options.restore_file != "checkpoint_last.pt"
-        if options.finetune_from_model or restores_another_training:
+        if begins_with_other_weights(self.cfg.checkpoint):
             logger.warning(f"{self.path}: trained from another checkpoint, so its state before training is unknown")
             return None
         utils.set_torch_seed(self.cfg.common.seed)
         return self.task.build_model(self.cfg.model).float().eval()
+
+
+def begins_with_other_weights(options: Any) -> bool:
+    """Returns whether a training began with the weights that another training had learned.
+
+    Args:
+        options: fairseq's config of the training's checkpoints.
+    """
+    if options.finetune_from_model:
+        return True
+    restores_own_checkpoint = options.restore_file == OWN_CHECKPOINT
+    if restores_own_checkpoint:
+        return False
+    # Without --reset-optimizer, the restored checkpoint is an earlier state of the same training, which goes on.
+    return bool(options.reset_optimizer)
 
 
 def import_user_dir(args: Any) -> None:
@@ -74,18 +85,14 @@ def load(path: Path, data: Path | None = None) -> Loaded:
         SynthesizerError: the model is neither a Transformer nor a Synthesizer, a weight is NaN or infinite, or the
             dictionaries of the data have other sizes.
     """
-    if not path.is_file():
-        raise SynthesizerError(f"{path}: no such checkpoint; use a .pt file of fairseq-train")
-    # Attention is measured by position, and positions count from the first token: padding has to be on the right.
-    # Without --eval-bleu, the task does not load the tokenizer and the beam search that only its validation needs.
-    overrides = {"left_pad_source": False, "left_pad_target": False, "eval_bleu": False}
-    checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    checkpoint = read_checkpoint(path)
     cfg = read_config(path, checkpoint)
     weights = checkpoint["model"]
     model_name = check_architecture(path, cfg)
     check_weights(path, weights)
     check_embeddings(path, model_name, weights, has_data=data is not None)
     task = set_up_task_of_checkpoint(path, cfg, weights, data)
+    # `path` is not read again, since `checkpoint` has the contents of the file already.
     models, _, _ = checkpoint_utils.load_model_ensemble_and_task([str(path)], task=task, state=checkpoint)
     model = models[0].float().eval()
     if not attentions(model):
@@ -94,6 +101,25 @@ def load(path: Path, data: Path | None = None) -> Loaded:
             "attention is supported"
         )
     return Loaded(path=path, cfg=cfg, task=task, model=model, updates=read_num_updates(checkpoint), data=data)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Returns the contents of a checkpoint, in whose config a few options are changed for an inspection.
+
+    Raises:
+        SynthesizerError: there is no such file.
+    """
+    if not path.is_file():
+        raise SynthesizerError(f"{path}: no such checkpoint; use a .pt file of fairseq-train")
+    changed_options = {
+        # Attention is measured by position, and positions count from the first token: padding has to be on the right.
+        "left_pad_source": False,
+        "left_pad_target": False,
+        # The task then does not load the tokenizer and the beam search, which only its validation needs.
+        "eval_bleu": False,
+    }
+    checkpoint: dict[str, Any] = checkpoint_utils.load_checkpoint_to_cpu(str(path), changed_options)
+    return checkpoint
 
 
 def read_config(path: Path, checkpoint: dict[str, Any]) -> Any:
@@ -206,7 +232,7 @@ def check_dictionaries(path: Path, data: Path, task: Any, sizes: dict[str, int])
 
 
 def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest: int | None = None) -> list[int]:
-    """Loads a split of the data, and returns the indices of the sentences that the model can read, sorted by length.
+    """Loads a split of the data, and returns the indices of the sentences that the model can read, shortest first.
 
     Sentences that are too long are left out, with a warning.
 
@@ -220,14 +246,17 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
         SynthesizerError: there is no such split, or all of its sentences are too long.
     """
     dataset = load_dataset(loaded, subset)
-    num_sentences = len(dataset) if not sentences else min(len(dataset), sentences)
+    num_sentences = len(dataset)
+    if sentences:
+        num_sentences = min(num_sentences, sentences)
+    # A number of tokens or, for a model with an encoder and a decoder, one for the source and one for the target.
     limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
-    kept_indices, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits)
-    indices: list[int] = kept_indices.tolist()
+    indices_within_limits, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits)
+    indices: list[int] = indices_within_limits.tolist()
     if longest is not None:
         indices = [index for index in indices if dataset.num_tokens(index) <= longest]
-    if len(indices) < num_sentences:
-        num_skipped = num_sentences - len(indices)
+    num_skipped = num_sentences - len(indices)
+    if num_skipped > 0:
         logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are too long for the model and are skipped")
     if not indices:
         raise SynthesizerError(f"--subset {subset}: all sentences are too long (limits: {longest or limits})")
@@ -259,10 +288,13 @@ def batches(loaded: Loaded, subset: str, sentence_indices: Sequence[int], max_to
         max_tokens: the most tokens of a batch, with padding.
     """
     dataset = loaded.task.dataset(subset)
-    groups = dataset.batch_by_size(np.array(sentence_indices), max_tokens=max_tokens, required_batch_size_multiple=1)
+    # With the multiple 1, a batch may have any number of sentences.
+    indices_of_batches = dataset.batch_by_size(
+        np.array(sentence_indices), max_tokens=max_tokens, required_batch_size_multiple=1
+    )
     result = []
-    for indices in groups:
-        if len(indices):
+    for indices in indices_of_batches:
+        if len(indices) > 0:
             result.append(dataset.collater([dataset[index] for index in indices]))
     return result
 

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     import_user_dir(args)
     with output_folder(args.out) as output:
         inspections = begin_inspections(args)
-        write_files(args, output, inspections)
+        write_files(args, output, inspections)  # the results that belong to no part
         if args.data is not None:
             measure_parts(args, output, inspections)
         for name in output.names():
@@ -55,7 +55,7 @@ def begin_inspections(args: argparse.Namespace) -> dict[str, Inspection]:
         remove_bpe=args.remove_bpe,
     )
     inspections = {}
-    for label, path in zip(labels(args.checkpoints), args.checkpoints):
+    for label, path in zip(checkpoint_labels(args.checkpoints), args.checkpoints):
         inspections[label] = begin(load(path, args.data), options)
     return inspections
 
@@ -96,13 +96,14 @@ def reporting_what_stays(out: Path, finished: Sequence[str], unfinished: Sequenc
         finished: the parts whose files are complete.
         unfinished: the part that the body measures, and those after it.
     """
+    current_part = unfinished[0]
     try:
         yield
     except KeyboardInterrupt:
-        print(f"interrupted in {unfinished[0]}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
+        print(f"interrupted in {current_part}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception:
-        print(f"failed in {unfinished[0]}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
+        print(f"failed in {current_part}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
         raise
 
 
@@ -142,11 +143,12 @@ def check_matplotlib() -> None:
         ) from error
 
 
-def labels(paths: Sequence[Path]) -> list[str]:
+def checkpoint_labels(paths: Sequence[Path]) -> list[str]:
     """Returns a short name for each checkpoint, of the shortest form in which all names differ.
 
-    The form is the file's name; or, if two files have the same name, the folder's and the file's; or, if these are the
-    same too, both and a number.
+    The form is the file's name, such as ``checkpoint_best``. If two files have the same name, it is the folder's and
+    the file's, such as ``seed1-checkpoint_best``. If two of these are the same, too, all get a number in addition, such
+    as ``seed1-checkpoint_best-2``.
     """
     file_names = [path.stem for path in paths]
     if len(set(file_names)) == len(paths):

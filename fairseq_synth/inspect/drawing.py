@@ -58,17 +58,25 @@ class Margins(NamedTuple):
         """
         return self.top + self.bottom + panel_heights + (num_rows - 1) * self.between_rows
 
+    def width_left_for_panels(self, picture_width: float, num_columns: int) -> float:
+        """Returns how wide all columns of panels are together, in inches: what the white space leaves of a picture."""
+        return picture_width - self.left - self.right - (num_columns - 1) * self.between_columns
+
+    def height_left_for_panels(self, picture_height: float, num_rows: int) -> float:
+        """Returns how high all rows of panels are together, in inches: what the white space leaves of a picture."""
+        return picture_height - self.top - self.bottom - (num_rows - 1) * self.between_rows
+
 
 class Picture(NamedTuple):
-    """A file: its panels, row by row; None for an empty place."""
+    """What a picture file shows: panels in rows and columns, and what is written around them."""
 
-    name: str
-    panels: Sequence[Panel | None]
-    size: tuple[float, float] = (6, 4)  # inches, of everything but the title
-    columns: int = 1
-    share_x: bool = False
-    share_y: Any = False  # "row": in each row
-    below: str = ""  # a label for all panels
+    name: str  # of the file
+    panels: Sequence[Panel | None]  # row by row; None is an empty place
+    size: tuple[float, float] = (6, 4)  # width and height in inches, of everything but the title
+    columns: int = 1  # how many panels a row has
+    share_x: bool = False  # whether all panels have the same horizontal axis
+    share_y: Any = False  # whether all panels have the same vertical axis; "row": all panels of each row
+    below: str = ""  # a text below all panels
     margins: Margins | None = None  # None: matplotlib makes room for all labels, slowly where there are many panels
     title: str = ""
     row_heights: Sequence[float] = ()  # of the panels, relative to each other; none: all alike
@@ -83,24 +91,9 @@ class Picture(NamedTuple):
         """Returns a figure of matplotlib."""
         from matplotlib.figure import Figure
 
-        width, height = self.full_size()
-        figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained" if self.margins is None else None)
-        rows = self.num_rows()
-        axes_grid = figure.subplots(
-            rows,
-            self.columns,
-            squeeze=False,
-            sharex=self.share_x,
-            sharey=self.share_y,
-            gridspec_kw={"height_ratios": self.row_heights or [1] * rows},
-        )
-        if self.margins is not None:
-            figure.subplots_adjust(**self.layout(self.margins))
-        for axes, panel in itertools.zip_longest(axes_grid.flat, self.panels):
-            if panel is None:
-                axes.axis("off")
-            else:
-                panel.fill(axes)
+        # In the layout "constrained", matplotlib makes room for all labels. Otherwise `draw_panels` sets the margins.
+        figure = Figure(figsize=self.full_size(), dpi=DPI, layout="constrained" if self.margins is None else None)
+        self.draw_panels(figure)
         if self.legend_columns:
             self.add_legend(figure)
         if self.below:
@@ -108,6 +101,27 @@ class Picture(NamedTuple):
         if self.title:
             figure.suptitle(self.title, fontsize=10)
         return figure
+
+    def draw_panels(self, figure: Any) -> None:
+        """Adds the panels to a figure of matplotlib, in their rows and columns, with the margins between them."""
+        num_rows = self.num_rows()
+        equal_heights = [1] * num_rows
+        axes_grid = figure.subplots(
+            num_rows,
+            self.columns,
+            squeeze=False,  # returns a grid also for a single row or column
+            sharex=self.share_x,
+            sharey=self.share_y,
+            gridspec_kw={"height_ratios": self.row_heights or equal_heights},
+        )
+        if self.margins is not None:
+            figure.subplots_adjust(**self.layout(self.margins))
+        # The last row of the grid may have more places than there are panels. These places stay empty, too.
+        for axes, panel in itertools.zip_longest(axes_grid.flat, self.panels):
+            if panel is None:
+                axes.axis("off")
+            else:
+                panel.fill(axes)
 
     def num_rows(self) -> int:
         """Returns the number of rows of panels."""
@@ -121,31 +135,38 @@ class Picture(NamedTuple):
         return width, height
 
     def layout(self, margins: Margins) -> dict[str, float]:
-        """Returns matplotlib's description of the white space, in shares of the picture and of a panel."""
-        width, height = self.full_size()
-        rows = self.num_rows()
-        top = margins.top
+        """Returns white space in inches as arguments of matplotlib's ``subplots_adjust``.
+
+        These are the places of the four edges of the panels, as shares of the picture's width or height from its lower
+        left corner; and the space between panels, as shares of the mean width and height of a panel.
+        """
         if self.title:
-            top += TITLE_HEIGHT
-        width_of_panels = width - margins.left - margins.right - (self.columns - 1) * margins.between_columns
-        height_of_panels = height - top - margins.bottom - (rows - 1) * margins.between_rows
+            margins = margins._replace(top=margins.top + TITLE_HEIGHT)
+        width, height = self.full_size()
+        num_rows = self.num_rows()
+        panel_width = margins.width_left_for_panels(width, self.columns) / self.columns
+        mean_panel_height = margins.height_left_for_panels(height, num_rows) / num_rows
         return {
             "left": margins.left / width,
             "right": 1 - margins.right / width,
             "bottom": margins.bottom / height,
-            "top": 1 - top / height,
-            "wspace": margins.between_columns / (width_of_panels / self.columns),
-            "hspace": margins.between_rows / (height_of_panels / rows),
+            "top": 1 - margins.top / height,
+            "wspace": margins.between_columns / panel_width,
+            "hspace": margins.between_rows / mean_panel_height,
         }
 
     def add_legend(self, figure: Any) -> None:
         """Adds a legend above all panels, of what has a label in any of them."""
-        handles: dict[str, Any] = {}
+        artist_by_label: dict[str, Any] = {}  # {label: the first line or bar that has it}
         for axes in figure.axes:
-            for handle, label in zip(*axes.get_legend_handles_labels()):
-                handles.setdefault(label, handle)
+            artists, labels = axes.get_legend_handles_labels()
+            for artist, label in zip(artists, labels):
+                artist_by_label.setdefault(label, artist)
+        # "outside" tells matplotlib to make room for the legend. It can do so only in the layout "constrained".
         place = "outside upper center" if self.margins is None else "upper center"
-        figure.legend(list(handles.values()), list(handles), loc=place, ncols=self.legend_columns, fontsize=7)
+        figure.legend(
+            list(artist_by_label.values()), list(artist_by_label), loc=place, ncols=self.legend_columns, fontsize=7
+        )
 
     def save(self, folder: Path) -> None:
         """Writes the picture as a PNG."""
@@ -231,18 +252,18 @@ def colors(matrix: Any, **style: Any) -> Call:
     return "imshow", [matrix], {"aspect": "auto", **style}
 
 
-def image(matrix: Any, labels: Sequence[str] = (), names: bool = True, **style: Any) -> list[Call]:
-    """Returns a square matrix whose cells are drawn as colors, with labels at its rows and columns.
+def image(matrix: Any, labels: Sequence[str] = (), has_row_labels: bool = True, **style: Any) -> list[Call]:
+    """Returns a square matrix whose cells are drawn as colors, with the same labels at its rows and at its columns.
 
     Args:
-        matrix: the matrix.
-        labels: a label for each column, and for each row.
-        names: False leaves out the labels of the rows, but not their ticks.
+        matrix: (N, N).
+        labels: N labels; none leaves out the labels and the ticks.
+        has_row_labels: False leaves out the labels of the rows, but not their ticks.
         style: further arguments of matplotlib's ``imshow``.
     """
     places = list(range(len(labels)))
     column_labels = list(labels)
-    row_labels = column_labels if names else [""] * len(labels)
+    row_labels = column_labels if has_row_labels else [""] * len(labels)
     return [
         colors(matrix, **style),
         ("set_xticks", [places, column_labels], {"rotation": 90}),

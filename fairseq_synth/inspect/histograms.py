@@ -39,15 +39,16 @@ def has_values(values: dict[str, Tensor], name: str) -> bool:
 
 
 def make_histogram(kind: str, values_by_state: dict[str, Tensor]) -> Results:
-    """Returns the histograms of two sets of values over the same intervals, as values for the JSON file.
+    """Returns histograms of the trained and the initial values over the same intervals, as values for the JSON file.
 
     Args:
         kind: what the values are: ``parameters``, ``logits`` or ``weights``.
-        values_by_state: {``trained`` or ``initial``: values}.
+        values_by_state: {``trained`` or ``initial``: values}, with one state or both.
 
     Returns:
-        ``low`` and ``high``, the range; and by state ``shares``, the share of the values in each interval, and
-        ``deviation``, the standard deviation. The range of weights is from 0 to 1, that of others is fitted to them.
+        ``low`` and ``high``, the range of the intervals; ``shares``, {state: the share of the values in each interval};
+        and ``deviation``, {state: the standard deviation}. The range of weights is from 0 to 1, that of others is
+        fitted to them.
     """
     if kind == "weights":
         low, high = 0.0, 1.0

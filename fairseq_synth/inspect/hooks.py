@@ -1,6 +1,7 @@
 """Context managers that read or change what happens in the forward passes of a model."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,12 @@ from .attentions import Attention, Head, attention_weights, attentions, compute_
 
 # The first arguments of an attention's forward method, in their order.
 ATTENTION_ARGUMENTS = ("query", "key", "value", "key_padding_mask")
+
+# {attribute of a module of fairseq: the value with which the module does not take its fast path}
+VALUES_WITHOUT_FAST_PATH = {
+    "skip_embed_dim_check": True,  # of an attention
+    "can_use_fastpath": False,  # of an encoder layer, in fairseq 0.12.2
+}
 
 
 class Reading(NamedTuple):
@@ -35,33 +42,29 @@ class LayerOutput(NamedTuple):
 
 @contextlib.contextmanager
 def without_fast_paths(model: nn.Module) -> Iterator[None]:
-    """Switches off the fast paths of fairseq during the body, because they call no hooks.
-
-    They are a fast path of its attention and, in fairseq 0.12.2, of its encoder layers.
-    """
+    """Switches off the fast paths of fairseq during the body, because they call no hooks."""
     changed: list[tuple[nn.Module, str, Any]] = []  # a module, an attribute, and the value that it had
     for module in model.modules():
-        # Each of these two attributes, with this value, switches off a fast path.
-        of_attention = ("skip_embed_dim_check", True)
-        of_encoder_layer = ("can_use_fastpath", False)
-        for attribute, value in (of_attention, of_encoder_layer):
+        for attribute, value_without_fast_path in VALUES_WITHOUT_FAST_PATH.items():
             if attribute in vars(module):
                 changed.append((module, attribute, getattr(module, attribute)))
-                setattr(module, attribute, value)
+                setattr(module, attribute, value_without_fast_path)
     try:
         yield
     finally:
-        for module, attribute, value in changed:
-            setattr(module, attribute, value)
+        for module, attribute, earlier_value in changed:
+            setattr(module, attribute, earlier_value)
 
 
 @contextlib.contextmanager
-def hooked(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
-    """Lets hooks of a model work during the body, and removes them at the end.
+def calling_hooks(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
+    """Makes sure that hooks of a model are called in the body, and removes the hooks at the end.
+
+    fairseq's fast paths, which call no hooks, are switched off in the body.
 
     Args:
-        model: the model, whose fast paths are switched off so that its hooks are called.
-        handles: the handles that torch returned when the hooks were registered.
+        model: the model, whose hooks have been registered before.
+        handles: the handles that torch returned when they were registered.
     """
     try:
         with without_fast_paths(model):
@@ -89,24 +92,39 @@ def reading(model: nn.Module, on_logits: Callable[[Reading], None]) -> Iterator[
         on_logits: is called with the logits of each attention, as soon as the attention has been called.
     """
 
-    def make_hook(attention: Attention) -> Callable[..., None]:
-        """Returns the forward hook of an attention, which torch calls after each call of the attention."""
-
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            """Computes the logits again from the arguments of the call, and hands them on."""
-            arguments = name_arguments(args, kwargs)
-            # fairseq gives a mask to self-attention only to hide later tokens.
-            causal = attention.kind == "self" and arguments.get("attn_mask") is not None
-            logits = compute_logits(module, arguments["query"], arguments.get("key"))
-            on_logits(Reading(attention, logits, causal))
-
-        return hook
-
     handles = []
     for attention in attentions(model):
-        handles.append(attention.module.register_forward_hook(make_hook(attention), with_kwargs=True))
-    with hooked(model, handles):
+        hook = functools.partial(hand_on_logits, attention, on_logits)
+        handles.append(attention.module.register_forward_hook(hook, with_kwargs=True))
+    with calling_hooks(model, handles):
         yield
+
+
+def hand_on_logits(
+    attention: Attention,
+    on_logits: Callable[[Reading], None],
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
+) -> None:
+    """Computes the logits of an attention again, and hands them on to a function.
+
+    With the first two arguments given, this is a forward hook, which torch calls after each call of the attention.
+
+    Args:
+        attention: the attention.
+        on_logits: the function that gets the logits.
+        module: the attention's module.
+        args: the positional arguments of the call.
+        kwargs: its keyword arguments.
+        output: what the module has returned, which is not needed here.
+    """
+    arguments = name_arguments(args, kwargs)
+    # fairseq gives a mask to self-attention only to hide later tokens.
+    causal = attention.kind == "self" and arguments.get("attn_mask") is not None
+    logits = compute_logits(module, arguments["query"], arguments.get("key"))
+    on_logits(Reading(attention, logits, causal))
 
 
 # ---- heads
@@ -124,24 +142,33 @@ def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
             mask stay as they are.
     """
 
-    def make_hook(attention: Attention, mask: Tensor) -> Callable[..., tuple[Tensor]]:
-        def multiply_by_mask(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-            x = args[0]  # (T, B, C), the input of the output projection
-            by_head = x.reshape(x.size(0), x.size(1), attention.num_heads, -1)  # (T, B, H, C / H)
-            # The mask becomes (H, 1) or (B, H, 1), and so applies to all tokens and to all dimensions of a head.
-            masked = by_head * mask.to(x.dtype).unsqueeze(-1)
-            return (masked.reshape(x.shape),)
-
-        return multiply_by_mask
-
     handles = []
     for attention in attentions(model):
         if attention.name in masks:
-            hook = make_hook(attention, masks[attention.name])
+            # The outputs of the heads are the input of the output projection.
+            hook = functools.partial(multiply_input_by_mask, masks[attention.name])
             handles.append(attention.module.out_proj.register_forward_pre_hook(hook))
-    # `hooked` removes the hooks at the end of the body.
-    with hooked(model, handles):
+    with calling_hooks(model, handles):
         yield
+
+
+def multiply_input_by_mask(mask: Tensor, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+    """Returns the input of an output projection, with the outputs of the heads multiplied by a mask.
+
+    With the first argument given, this is a hook that torch calls before each call of the output projection.
+
+    Args:
+        mask: a factor for each head, (H,), or for each sentence and head, (B, H).
+        module: the output projection, which is not needed here.
+        args: the arguments of the call, which are the input (T, B, C) alone.
+    """
+    x = args[0]
+    length, bsz, _ = x.shape
+    num_heads = mask.size(-1)
+    outputs_of_heads = x.reshape(length, bsz, num_heads, -1)  # (T, B, H, C / H)
+    # The mask becomes (H, 1) or (B, H, 1), and so applies to all tokens and to all dimensions of a head.
+    masked = outputs_of_heads * mask.to(x.dtype).unsqueeze(-1)
+    return (masked.reshape(x.shape),)
 
 
 def removed_heads(model: nn.Module, heads: Sequence[Head]) -> contextlib.AbstractContextManager[None]:
@@ -223,7 +250,7 @@ def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[
             handles.append(module.register_forward_pre_hook(replacement.keep_arguments, with_kwargs=True))
             # The outputs of the heads are the input of the output projection: a hook before it can replace them.
             handles.append(module.out_proj.register_forward_pre_hook(replacement.replace_outputs))
-    with hooked(model, handles):  # removes the hooks at the end
+    with calling_hooks(model, handles):
         yield
 
 
@@ -284,13 +311,13 @@ def chosen_branches(model: nn.Module, keep_skip: bool, keep_feed_forward: bool) 
     try:
         for stack in find_stacks(model).values():
             for layer in stack.layers:
-                # An attribute of the layer hides the method of its class.
+                # The layer finds an attribute of its own before the method of its class, which has the same name.
                 layer.residual_connection = ResidualConnection(count_branches(layer), keep_skip, keep_feed_forward)
                 changed_layers.append(layer)
         yield
     finally:
         for layer in changed_layers:
-            del layer.residual_connection  # so that the method of the class is called again
+            del layer.residual_connection  # without the attribute, the layer finds the method of its class again
 
 
 @contextlib.contextmanager
@@ -306,18 +333,35 @@ def layer_outputs(
         keep_feed_forward: False leaves the feed-forward layers out.
     """
 
-    def make_hook(stack_name: str, layer_number: int) -> Callable[..., None]:
-        """Returns the forward hook of a layer, which torch calls after each call of the layer."""
-
-        def hook(module: Any, args: Any, output: Any) -> None:
-            x = output[0] if isinstance(output, tuple) else output  # a decoder layer also returns attention weights
-            on_output(LayerOutput(stack_name, layer_number, x))
-
-        return hook
-
     handles = []
     for stack_name, stack in find_stacks(model).items():
         for layer_number, layer in enumerate(stack.layers):
-            handles.append(layer.register_forward_hook(make_hook(stack_name, layer_number)))
-    with chosen_branches(model, keep_skip, keep_feed_forward), hooked(model, handles):
+            hook = functools.partial(hand_on_output, stack_name, layer_number, on_output)
+            handles.append(layer.register_forward_hook(hook))
+    with chosen_branches(model, keep_skip, keep_feed_forward), calling_hooks(model, handles):
         yield
+
+
+def hand_on_output(
+    stack_name: str,
+    layer_number: int,
+    on_output: Callable[[LayerOutput], None],
+    module: Any,
+    args: Any,
+    output: Any,
+) -> None:
+    """Hands the output of a layer on to a function.
+
+    With the first three arguments given, this is a forward hook, which torch calls after each call of the layer.
+
+    Args:
+        stack_name: ``encoder`` or ``decoder``.
+        layer_number: the number of the layer, from 0.
+        on_output: the function that gets the output.
+        module: the layer, which is not needed here.
+        args: the arguments of the call, which are not needed here.
+        output: what the layer has returned: x (T, B, C), or a tuple that begins with x. A decoder layer also returns
+            attention weights.
+    """
+    x = output[0] if isinstance(output, tuple) else output
+    on_output(LayerOutput(stack_name, layer_number, x))

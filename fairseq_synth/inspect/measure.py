@@ -4,6 +4,7 @@ Sizes: H heads, T rows (queries) and S columns (keys) of one sentence.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,13 @@ from .attentions import Head, attention_weights
 
 RANK_SHARES = tuple(i / 20 for i in range(21))  # shares of the singular values at which their cumulative sums are read
 SMALLEST_NORM = 1e-30  # so that nothing is divided by 0
+
+
+class RankDistances(NamedTuple):
+    """How far a matrix is from simpler ones, relative to its Frobenius norm: 0 if it is such a matrix itself."""
+
+    equal_rows: float  # from the closest matrix in which all rows are equal
+    rank_one: float  # from the closest matrix of rank one, which is not farther away
 
 
 def sentence_weights(logits: Tensor, causal: bool) -> Tensor:
@@ -39,13 +47,18 @@ def describe_weights(weights: Tensor) -> dict[str, Tensor]:
     rows = torch.arange(num_rows)[:, None]
     columns = torch.arange(num_columns)
     distance = (rows - columns).abs().to(weights)  # (T, S)
-    cells = {
-        "entropy": -torch.xlogy(weights, weights),
+    # Each metric of a row is a sum over the columns. These are the terms of the sums, (H, T, S).
+    terms_by_metric = {
+        "entropy": -torch.xlogy(weights, weights),  # - weight * log(weight), and 0 for the weight 0
         "distance": weights * distance,
         "diagonal": weights * (distance == 0),
         "neighbours": weights * (distance == 1),
     }
-    return {metric: values.sum(dim=-1).mean(dim=-1) for metric, values in cells.items()}
+    metrics = {}
+    for metric, terms in terms_by_metric.items():
+        sums_of_rows = terms.sum(dim=-1)  # (H, T)
+        metrics[metric] = sums_of_rows.mean(dim=-1)
+    return metrics
 
 
 def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
@@ -80,28 +93,43 @@ def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_S
     zero = singular_values.new_zeros(num_heads, 1)
     sums = torch.cat([zero, singular_values.cumsum(dim=-1)], dim=-1)  # sums[:, i] is the sum of the largest i
     relative_sums = sums / sums[:, -1:].clamp(min=SMALLEST_NORM)
-    # How many singular values each share stands for, such as 2.5 for the share 0.25 of 10. The result lies between the
-    # sums of the next whole numbers, 2 and 3 here. For the share 1 of 10, these are 9 and 10, as there is no sum of 11.
-    number = torch.tensor(shares, device=sums.device) * num_values
-    number_below = number.floor().long().clamp(max=num_values - 1)
-    number_above = number_below + 1
-    return torch.lerp(relative_sums[:, number_below], relative_sums[:, number_above], number - number_below)
+    # How many singular values each share stands for, such as 2.5 for the share 0.25 of 10.
+    counts = torch.tensor(shares, device=sums.device) * num_values
+    return interpolate_columns(relative_sums, counts)
 
 
-def rank_one_distances(x: Tensor) -> tuple[float, float]:
-    """Returns how far the rows of a matrix x (T, C) are from being alike, relative to its Frobenius norm.
+def interpolate_columns(matrix: Tensor, places: Tensor) -> Tensor:
+    """Returns the values (H, n) of a matrix at places that may lie between two of its columns.
 
-    Returns:
-        the distance to the closest matrix of equal rows, which is the residual of Dong et al. 2021 (arXiv 2103.03404),
-        and the distance to the closest matrix of rank one, which is not larger.
+    For example, the values at the place 2.25 are 0.75 times column 2 plus 0.25 times column 3.
+
+    Args:
+        matrix: (H, columns), with at least two columns.
+        places: (n,), from 0 to the number of the last column.
+    """
+    last_column = matrix.size(-1) - 1
+    # The place of the last column counts as the right end of the last two columns, since no column follows it.
+    left_column = places.floor().long().clamp(max=last_column - 1)
+    right_column = left_column + 1
+    return torch.lerp(matrix[:, left_column], matrix[:, right_column], weight=places - left_column)
+
+
+def rank_one_distances(x: Tensor) -> RankDistances:
+    """Returns how far the rows of a matrix x (T, C) are from being alike.
+
+    The distance to equal rows is the residual of Dong et al. 2021 (arXiv 2103.03404), relative to the norm of x.
     """
     norm = x.norm().clamp(min=SMALLEST_NORM)
     # The closest matrix of equal rows has the mean of all rows in each row.
-    distance_to_equal_rows = (x - x.mean(dim=0)).norm() / norm
-    # The closest matrix of rank one has only the largest singular value; the others are the distance to it.
+    distance_to_equal_rows = (x - x.mean(dim=0)).norm()
+    # The closest matrix of rank one keeps only the largest singular value of x. The norm of the difference is that of
+    # all other singular values.
     singular_values = torch.linalg.svdvals(x.float())  # the largest first
-    distance_to_rank_one = singular_values[1:].norm() / norm
-    return float(distance_to_equal_rows), float(distance_to_rank_one)
+    distance_to_rank_one = singular_values[1:].norm()
+    return RankDistances(
+        equal_rows=float(distance_to_equal_rows / norm),
+        rank_one=float(distance_to_rank_one / norm),
+    )
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int) -> list[float]:

@@ -16,15 +16,17 @@ from .drawing import Picture
 class OutputFolder:
     """A folder of results and pictures. Every file in it is complete, because it is written in another folder first."""
 
-    def __init__(self, folder: Path, unfinished: Path) -> None:
+    def __init__(self, folder: Path, unfinished: Path, is_new: bool) -> None:
         """Makes a writer for an existing folder.
 
         Args:
             folder: the folder.
             unfinished: another folder, on the same disk, for files that are being written.
+            is_new: whether the folder was made for this writer.
         """
         self.folder = folder
         self.unfinished = unfinished
+        self.is_new = is_new
         self.digests: dict[str, str] = {}  # {name of a picture that is written: its digest}
 
     def write_json(self, name: str, values: Any) -> None:
@@ -46,6 +48,12 @@ class OutputFolder:
         """Returns the names of all files in the folder."""
         return sorted(path.name for path in self.folder.iterdir())
 
+    def clean_up(self) -> None:
+        """Removes unfinished files; and also the folder, if it is new and nothing has been written to it."""
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+        if self.is_new and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
 
 @contextlib.contextmanager
 def output_folder(out: Path) -> Iterator[OutputFolder]:
@@ -61,20 +69,29 @@ def output_folder(out: Path) -> Iterator[OutputFolder]:
         SynthesizerError: there is something of that name that is no empty folder, or no folder can be made there.
     """
     try:
-        folder = out.resolve()  # If `out` is a link, the files are written where it points, and the link stays.
-        is_new = not folder.exists()
-        if not is_new and not is_empty_folder(folder):
-            raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        output = make_output_folder(out)
     except OSError as error:
         raise SynthesizerError(f"--out {out}: cannot be written ({error.strerror}); choose another folder") from error
     try:
-        yield OutputFolder(folder, unfinished)
+        yield output
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if is_new and not any(folder.iterdir()):
-            folder.rmdir()
+        output.clean_up()
+
+
+def make_output_folder(out: Path) -> OutputFolder:
+    """Makes the folder `out` and a hidden folder beside it for unfinished files, and returns a writer for them.
+
+    Raises:
+        SynthesizerError: there is something of that name that is no empty folder.
+        OSError: no folder can be made there.
+    """
+    folder = out.resolve()  # If `out` is a link, the files are written where it points, and the link stays.
+    is_new = not folder.exists()
+    if not is_new and not is_empty_folder(folder):
+        raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    return OutputFolder(folder, unfinished, is_new)
 
 
 def is_empty_folder(path: Path) -> bool:

@@ -48,14 +48,18 @@ def read_sentences(model: nn.Module, batch: Batch, pad: int, read: Callable[[Sen
     readings: list[Reading] = []
     with reading(model, readings.append):
         model(**batch["net_input"])
-    for attention, logits, causal in readings:
+    for batch_reading in readings:
+        attention = batch_reading.attention
         # A row of logits is for a token of the attention's own stack. The columns are for the tokens that it looks at:
         # cross-attention looks at those of the encoder.
+        row_stack = attention.stack
         column_stack = "encoder" if attention.kind == "cross" else attention.stack
-        num_rows = count_tokens(batch, attention.stack, pad)
-        num_columns = count_tokens(batch, column_stack, pad)
-        for batch_row, (rows, columns) in enumerate(zip(num_rows, num_columns)):
-            read(SentenceReading(attention, batch_row, logits[batch_row, :, :rows, :columns], causal))
+        num_rows_of_sentences = count_tokens(batch, row_stack, pad)
+        num_columns_of_sentences = count_tokens(batch, column_stack, pad)
+        for batch_row, num_rows in enumerate(num_rows_of_sentences):
+            num_columns = num_columns_of_sentences[batch_row]
+            logits = batch_reading.logits[batch_row, :, :num_rows, :num_columns]  # without padding
+            read(SentenceReading(attention, batch_row, logits, batch_reading.causal))
 
 
 def count_tokens(batch: Batch, stack: str, pad: int) -> list[int]:

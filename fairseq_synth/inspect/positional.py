@@ -69,17 +69,20 @@ class Constants(NamedTuple):
 
 
 def continue_rows(by_position: Tensor, by_distance: Tensor) -> Tensor:
-    """Returns rows of logits by position, (H, T, T), that logits by distance continue to (H, T, columns).
+    """Returns T rows of logits with more than T columns: first those by position, then those by distance.
 
     A softmax does not change if a constant is added to its whole row. So a row of logits by distance may lie higher or
     lower than the same row by position. It is first shifted so that its first T columns have the mean of those by
-    position.
+    position. For example, the row [1, 3] by position and the row [0, 2, 5] by distance become [1, 3, 6].
 
     Args:
         by_position: (H, T, T).
-        by_distance: (H, T, columns), for the same rows, with more columns.
+        by_distance: (H, T, columns), for the same rows.
+
+    Returns:
+        (H, T, columns).
     """
-    length = by_position.size(-1)
+    length = by_position.size(-1)  # T
     differences = by_position - by_distance[:, :, :length]
     shift = differences.mean(dim=-1, keepdim=True)  # (H, T, 1)
     continuation = by_distance[:, :, length:] + shift
@@ -97,16 +100,16 @@ def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
         weights: the mean of the observed weights (H, T, T) over sentences of T tokens.
         causal: True if row i sees no column after i; the logits of these columns are 0.
     """
-    total = weights.total.double()  # (H, T, T)
+    total = weights.total.double()  # (H, T, T), the sum of the observed weights over all sentences
     length = total.size(-1)
     sentences_of_length = count_sentences(weights)  # (T,)
     visible = torch.ones(length, length, dtype=torch.bool)  # (T, T)
+    visible_distances = torch.ones(2 * length - 1, dtype=torch.bool)  # for j - i from 1 - T to T - 1
     if causal:
         visible = visible.tril()
+        visible_distances[length:] = False  # the distances from 1 on: row i does not see the columns after i
     by_position = most_likely_logits(total, sentences_of_length, visible)  # (H, T, T)
     by_distance = most_likely_logits(sum_by_distance(total), sentences_of_length, visible)  # (H, 2 T - 1)
-    num_visible_cells = sum_by_distance(visible[None].double())  # (1, 2 T - 1), how many cells of a distance are seen
-    visible_distances = num_visible_cells > 0
     return Constants(
         by_position=centre(by_position, visible.expand_as(by_position)),
         by_distance=centre(by_distance, visible_distances.expand_as(by_distance)),
@@ -115,9 +118,10 @@ def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
 
 def count_sentences(weights: MeanByPosition) -> Tensor:
     """Returns how many of the averaged sentences had 1, 2, ... T tokens, (T,)."""
-    # A cell on the diagonal is in all sentences that have its position.
-    with_position = weights.count[0].diagonal().double()
-    with_next_position = torch.cat([with_position[1:], with_position.new_zeros(1)])
+    # The diagonal cell of position i is in all sentences of more than i tokens. Of these, the sentences of exactly
+    # i + 1 tokens are those without the next position.
+    with_position = weights.count[0].diagonal().double()  # (T,)
+    with_next_position = torch.cat([with_position[1:], with_position.new_zeros(1)])  # no sentence has position T
     return with_position - with_next_position
 
 
@@ -145,11 +149,17 @@ def most_likely_logits(observed: Tensor, sentences_of_length: Tensor, visible: T
     for _ in range(FIT_STEPS):
         scores = improve_scores(observed, cell_scores, sentences_of_length, visible)
         new_cell_scores = spread_over_cells(scores, visible)
-        has_converged = bool(((new_cell_scores - cell_scores).abs() <= FIT_TOLERANCE * cell_scores).all())
+        changes = (new_cell_scores - cell_scores).abs()
+        has_converged = bool((changes <= FIT_TOLERANCE * cell_scores).all())
         cell_scores = new_cell_scores
         if has_converged:
             break
     return scores.log()
+
+
+def is_by_distance(values: Tensor) -> bool:
+    """Returns whether values are by distance, (H, 2 T - 1), and not by position, (H, T, T)."""
+    return values.dim() == 2
 
 
 def improve_scores(observed: Tensor, cell_scores: Tensor, sentences_of_length: Tensor, visible: Tensor) -> Tensor:
@@ -165,9 +175,8 @@ def improve_scores(observed: Tensor, cell_scores: Tensor, sentences_of_length: T
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         visible: (T, T), False where a row does not see a column.
     """
-    expected = expect_weights_of_score_one(cell_scores, sentences_of_length) * visible
-    is_by_distance = observed.dim() == 2
-    if is_by_distance:
+    expected = expect_weights_of_score_one(cell_scores, sentences_of_length) * visible  # (H, T, T)
+    if is_by_distance(observed):
         expected = sum_by_distance(expected)
     scores = observed / expected.clamp(min=SMALLEST_SUM)
     # Scores by position are divided by the largest score of their row, scores by distance by that of their head. The
@@ -183,9 +192,9 @@ def spread_over_cells(scores: Tensor, visible: Tensor) -> Tensor:
         scores: by position (H, T, T), or by distance (H, 2 T - 1).
         visible: (T, T), False where a row does not see a column.
     """
-    is_by_distance = scores.dim() == 2
-    by_position = toeplitz(scores, size=len(visible)) if is_by_distance else scores
-    return by_position * visible
+    if is_by_distance(scores):
+        return toeplitz(scores, size=len(visible)) * visible
+    return scores * visible
 
 
 def expect_weights_of_score_one(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
@@ -210,12 +219,21 @@ def expect_weights_of_score_one(scores: Tensor, sentences_of_length: Tensor) -> 
     # [3 / 1, 5 / 2]. Rows beyond the end of a sentence have terms, too, but these are not used below.
     terms = sentences_of_length / scores.cumsum(dim=-1)
     # sums[h, i, n] is the sum of the terms from n on, for all sentences of more than n tokens. In the example,
-    # sums[h, 0] is [3 / 1 + 5 / 2, 5 / 2]. `cumsum` adds from the beginning, so a row is flipped before and after it.
-    sums = terms.flip(-1).cumsum(dim=-1).flip(-1)
+    # sums[h, 0] is [3 / 1 + 5 / 2, 5 / 2].
+    sums = sum_from_each_on(terms)
     # result[h, i, j] = sums[h, i, max(i, j)]
     positions = torch.arange(length)
-    larger_position = torch.maximum(positions[:, None], positions).expand(num_heads, -1, -1)
-    return sums.gather(-1, larger_position)
+    larger_position = torch.maximum(positions[:, None], positions)  # (T, T), max(i, j)
+    return sums.gather(-1, larger_position.expand(num_heads, -1, -1))
+
+
+def sum_from_each_on(values: Tensor) -> Tensor:
+    """Returns at each place of the last dimension the sum of the values from there to the end.
+
+    For example, [1, 2, 3] becomes [6, 5, 3].
+    """
+    # `cumsum` sums up from the beginning, so the order is reversed before and after it.
+    return values.flip(-1).cumsum(dim=-1).flip(-1)
 
 
 def sum_by_distance(matrix: Tensor) -> Tensor:
@@ -229,6 +247,8 @@ def sum_by_distance(matrix: Tensor) -> Tensor:
 
 def toeplitz(values: Tensor, size: int) -> Tensor:
     """Returns the matrix (H, size, size) whose cell (i, j) has the value of the distance j - i.
+
+    For example, the values [5, 6, 7], for the distances -1, 0 and 1, become [[6, 7, 7], [5, 6, 7], [5, 5, 6]].
 
     Args:
         values: (H, 2 m + 1), for the distances from -m to m. Larger distances get the value of m, or of -m.

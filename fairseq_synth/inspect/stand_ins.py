@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ..errors import SynthesizerError
 
+# The name of an embedding's weight: encoder.embed_tokens.weight, for example; or, of one of the tables of adaptive
+# inputs, decoder.embed_tokens.embeddings.0.0.weight.
+EMBEDDING_WEIGHT = re.compile(r"(?P<embedding>.*embed_tokens)\.(weight|embeddings\.\d+\.0\.weight)")
 NUM_SPECIAL_SYMBOLS = 4  # <s>, <pad>, </s> and <unk>, which every dictionary of fairseq has before its words
 
 
@@ -26,11 +29,10 @@ def count_embeddings(weights: dict[str, Tensor]) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for weight_name, weight in weights.items():
-        # the weight of a simple embedding, or one of the tables of adaptive inputs
-        match = re.fullmatch(r"(.*embed_tokens)\.(?:weight|embeddings\.\d+\.0\.weight)", weight_name)
+        match = EMBEDDING_WEIGHT.fullmatch(weight_name)
         if match:
-            embedding = match[1]
-            sizes[embedding] = sizes.get(embedding, 0) + len(weight)
+            embedding = match["embedding"]
+            sizes[embedding] = sizes.get(embedding, 0) + len(weight)  # a row of the weight for each token
     return sizes
 
 
@@ -62,6 +64,7 @@ def set_up_task(cfg: Any, data: Path) -> Any:
     cfg.task.data = str(data)
     is_translation = hasattr(cfg.task, "source_lang")  # other tasks have no languages
     if is_translation and not (cfg.task.source_lang and cfg.task.target_lang):
+        # fairseq reads the languages from the names of the files. It returns None if the names tell no languages.
         cfg.task.source_lang, cfg.task.target_lang = infer_language_pair(str(data))
         if cfg.task.source_lang is None:
             raise SynthesizerError(f"--data {data}: has no pair of languages, which the task {cfg.task._name} needs")
@@ -87,11 +90,13 @@ def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
         folder = Path(folder_name)
         write_dictionaries(folder, cfg.task, sizes)
         task = set_up_task(cfg, folder)
-        # Some tasks add a symbol of their own to a dictionary, which is then larger than the embedding. In this case,
-        # everything is done again with dictionaries that have fewer words.
-        added_symbols = {embedding: count_words(task, embedding) - size for embedding, size in sizes.items()}
-        if any(added_symbols.values()):
-            smaller_sizes = {embedding: size - added_symbols[embedding] for embedding, size in sizes.items()}
+        # Some tasks add symbols of their own to a dictionary, which is then larger than the embedding. In this case,
+        # everything is done again with dictionaries that have fewer words: as many as there are added symbols.
+        smaller_sizes = {}
+        for embedding, size in sizes.items():
+            num_added_symbols = count_words(task, embedding) - size
+            smaller_sizes[embedding] = size - num_added_symbols
+        if smaller_sizes != sizes:
             write_dictionaries(folder, cfg.task, smaller_sizes)
             task = set_up_task(cfg, folder)
     return task
@@ -105,17 +110,18 @@ def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> No
         task_cfg: the task's config, which names the languages and the number of classes, if it has any.
         sizes: {name of an embedding: the size of its dictionary}.
     """
-    largest = max(sizes.values())
+    # Language models and classifiers have a single embedding, so the largest size is that of their dictionary.
+    largest_size = max(sizes.values())
+    write_dictionary(folder / "dict.txt", largest_size)  # of a language model
+    write_dictionary(folder / "input0" / "dict.txt", largest_size)  # of a classifier
     num_classes = getattr(task_cfg, "num_classes", 0)
-    write_dictionary(folder / "dict.txt", largest)  # a language model looks for it here
-    write_dictionary(folder / "input0" / "dict.txt", largest)  # a classifier looks for it here
-    write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)
+    write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)  # of a classifier's classes
     source_language = getattr(task_cfg, "source_lang", None)
     if source_language:
-        write_dictionary(folder / f"dict.{source_language}.txt", sizes.get("encoder.embed_tokens", largest))
+        write_dictionary(folder / f"dict.{source_language}.txt", sizes.get("encoder.embed_tokens", largest_size))
     target_language = getattr(task_cfg, "target_lang", None)
     if target_language:
-        write_dictionary(folder / f"dict.{target_language}.txt", sizes.get("decoder.embed_tokens", largest))
+        write_dictionary(folder / f"dict.{target_language}.txt", sizes.get("decoder.embed_tokens", largest_size))
 
 
 def write_dictionary(path: Path, size: int) -> None:

@@ -13,28 +13,30 @@ def summarise(results: Results) -> Results:
     Left out are the weights of single sentences, the histograms of parameters, and of the checkpoint's settings all
     but the number of updates. The other histograms get half as many intervals, and matrices are cut to their corner.
     """
-    kept = {key: value for key, value in results.items() if key not in ("checkpoint", "sentences")}
-    kept["attentions"] = {name: summarise_attention(value) for name, value in results["attentions"].items()}
-    kept["updates"] = results["checkpoint"]["updates"]
-    return kept
+    summary = {key: value for key, value in results.items() if key not in ("checkpoint", "sentences")}
+    summary["attentions"] = {name: summarise_attention(value) for name, value in results["attentions"].items()}
+    summary["updates"] = results["checkpoint"]["updates"]
+    return summary
 
 
 def summarise_attention(results: Results) -> Results:
     """Returns those results of one attention that docs/analysis.md shows.
 
-    The histogram of parameters is left out, the other histograms get half as many intervals, and the mean attention
-    matrix of each head is cut to its corner, or left out for a cross-attention.
+    The histogram of parameters is left out, and the other histograms get half as many intervals. The matrices of mean
+    attention weights, one for each head, are cut to their first rows and columns. Those of a cross-attention are left
+    out.
     """
-    kept = {key: value for key, value in results.items() if key != "pattern"}
+    summary = {key: value for key, value in results.items() if key != "pattern"}
     histograms = results.get("histograms", {})
-    kept["histograms"] = {}
+    short_histograms = {}
     for kind in ("logits", "weights"):
         if histograms.get(kind):
-            kept["histograms"][kind] = halve_intervals(histograms[kind])
+            short_histograms[kind] = halve_intervals(histograms[kind])
+    summary["histograms"] = short_histograms
     is_cross_attention = results["group"] == "decoder.cross"
     if not is_cross_attention:
-        kept["pattern"] = [cut_to_corner(matrix) for matrix in results.get("pattern", [])]
-    return kept
+        summary["pattern"] = [cut_to_corner(matrix) for matrix in results.get("pattern", [])]
+    return summary
 
 
 def halve_intervals(histogram: Results) -> Results:

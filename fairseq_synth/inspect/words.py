@@ -62,7 +62,10 @@ class AverageAttention:
 
 
 def choose_evenly(items: Sequence[int], count: int) -> list[int]:
-    """Returns `count` of the items, evenly spaced and including the last one; all items if there are no more."""
+    """Returns `count` of the items, evenly spaced and including the last one; all items if there are no more.
+
+    For example, three of the items 0, 1, …, 8 are 2, 5 and 8.
+    """
     if len(items) <= count:
         return list(items)
     chosen = []
@@ -76,8 +79,8 @@ def choose_evenly(items: Sequence[int], count: int) -> list[int]:
 def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = None) -> Averages:
     """Averages the self-attentions of a model by position, over sentences of a split.
 
-    The attention weights of each head are averaged over the sentences. Then constant logits by position are fitted,
-    whose attention weights are as near as possible to this average in sentences of any length.
+    The attention weights of each head are averaged over the sentences. Then constant logits are fitted, which depend on
+    positions alone, and whose attention weights are as near as possible to this average in sentences of any length.
 
     Args:
         loaded: the model, with data.
@@ -88,10 +91,12 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = N
     Raises:
         SynthesizerError: there is no such split, or it has no sentence of that length.
     """
-    sentence_indices = choose_evenly(readable(loaded, subset, longest=longest), sentences)
+    all_indices = readable(loaded, subset, longest=longest)  # the shortest sentences first
+    sentence_indices = choose_evenly(all_indices, sentences)
+    batches = checkpoints.batches(loaded, subset, sentence_indices)
     pad = padding_index(loaded)
     average_attention = AverageAttention()
-    for batch in progress(checkpoints.batches(loaded, subset, sentence_indices), "attention by position"):
+    for batch in progress(batches, "attention by position"):
         read_sentences(loaded.model, batch, pad, read=average_attention.add)
     return Averages(
         constants=average_attention.fit(),
@@ -103,20 +108,21 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = N
 def function_parameters(function: str, constants: Constants, length: int, rank: int) -> dict[str, Tensor]:
     """Returns the parameters with which a function computes the logits of fitted constants, as nearly as it can.
 
-    ``random`` computes the logits by position exactly. ``relative_random`` computes the logits by distance.
-    ``factorized_random`` computes the best approximation of the logits by position that its rank allows.
-
     Args:
         function: ``random``, ``relative_random`` or ``factorized_random``.
         constants: the logits, by position and by distance.
         length: the longest sentence that the function takes, or, for ``relative_random``, the largest distance that has
             a value of its own.
-        rank: the rank of ``factorized_random``.
+        rank: the rank of ``factorized_random``. The other functions do not need it.
 
     Returns:
-        {name: parameter}. For ``random``, R (H, length, length). For ``relative_random``, r (H, 2 length + 1), with a
-        value for each distance from -length to length; a sentence of `length` tokens needs all but the first and the
-        last one. For ``factorized_random``, R1 and R2 (H, length, rank).
+        {name: parameter}:
+
+        - for ``random``, R (H, length, length), the logits by position themselves;
+        - for ``relative_random``, r (H, 2 length + 1), the logits by distance from -length to length. A sentence of
+          `length` tokens has no distance of -length or length;
+        - for ``factorized_random``, R1 and R2 (H, length, rank), whose product is the best approximation of the logits
+          by position that the rank allows.
     """
     if function == "random":
         return {"R": constants.matrix(length)}
@@ -198,4 +204,5 @@ def cheapest_first(
     cheapest_heads = sorted(losses, key=lambda head: (losses[head], head))
     for count, head in enumerate(progress(cheapest_heads, "more and more heads"), start=1):
         with replaced_heads(loaded.model, logits, cheapest_heads[:count]):
-            yield ReplacedHead(head, loss(loaded, batches))
+            loss_so_far = loss(loaded, batches)
+        yield ReplacedHead(head, loss_so_far)

@@ -35,7 +35,7 @@ def measure(inspection: Inspection) -> None:
     weights. The results of the model get ``sentences``, the weights for a few single sentences.
     """
     pad = padding_index(inspection.loaded)
-    trained_values = measure_heads(inspection, pad)
+    trained_values = measure_heads(inspection, pad)  # adds the other results of the attentions, too
     initial_values: Samples = {"logits": {}, "weights": {}}
     if inspection.initial_model is not None:
         initial_values = sample_values(inspection.initial_model, inspection.batches, pad, "initial attention")
@@ -78,10 +78,11 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
     stacks = find_stacks(model)
     result = {}
     for attention in attentions(model):
-        longest_sentence = getattr(stacks[attention.stack], "max_length", None)  # None: of any length
-        length = min(positions, int(longest_sentence or positions))
+        longest_sentence = getattr(stacks[attention.stack], "max_length", None)  # None: sentences of any length
+        length = min(positions, int(longest_sentence)) if longest_sentence else positions
         logits = attention.logits_without_input(length)
         if logits is not None:
+            # In a decoder, no token sees later ones.
             result[attention.name] = sentence_weights(logits, causal=attention.stack == "decoder")
     return result
 
@@ -104,15 +105,16 @@ class ValueSampler:
             reading: the attention, and its logits (H, T, S) for the sentence.
             weights: the softmax of these logits, (H, T, S).
         """
-        visible = torch.ones_like(weights, dtype=torch.bool)  # (H, T, S)
+        visible = torch.ones_like(weights, dtype=torch.bool)  # (H, T, S), False where a row does not see a column
         if reading.causal:
             visible = visible.tril()
-        num_visible = int(visible.sum())
-        # `logits[visible]` is a vector of all visible logits. Random places in it are drawn, each at most once.
-        chosen = torch.randperm(num_visible, generator=self.generator)[:HISTOGRAM_VALUES]
+        visible_logits = reading.logits[visible]  # (N,), of all heads
+        visible_weights = weights[visible]  # (N,), in the same order
+        # The first of the numbers 0 to N - 1 in random order, so that no value is drawn twice.
+        drawn = torch.randperm(len(visible_logits), generator=self.generator)[:HISTOGRAM_VALUES]
         name = reading.attention.name
-        self.values["logits"].setdefault(name, []).append(reading.logits[visible][chosen])
-        self.values["weights"].setdefault(name, []).append(weights[visible][chosen])
+        self.values["logits"].setdefault(name, []).append(visible_logits[drawn])
+        self.values["weights"].setdefault(name, []).append(visible_weights[drawn])
 
     def samples(self) -> Samples:
         """Returns all values that were drawn: {``logits`` or ``weights``: {attention: values}}."""
@@ -234,13 +236,14 @@ def add_head_results(inspection: Inspection, metrics: HeadMetrics) -> None:
     """
     num_sentences = sum(len(batch["id"]) for batch in inspection.batches)
     positions = inspection.options.positions
-    constant_weights = weights_without_input(inspection.loaded.model, positions)
-    for name, sums in metrics.sums.items():
+    constant_weights = weights_without_input(inspection.loaded.model, positions)  # {attention: (H, T, T)}
+    for name, sums_by_metric in metrics.sums.items():
         results = inspection.attention_results[name]
-        for metric, total in sums.items():
-            results[metric] = round_floats(total / num_sentences)
+        for metric, sum_over_sentences in sums_by_metric.items():
+            results[metric] = round_floats(sum_over_sentences / num_sentences)
         if name in constant_weights:
-            # Weights that do not depend on the input are shown for all positions, not only for those of a sentence.
+            # Weights that do not depend on the input are the same in every sentence. They are known for all positions,
+            # also for those that no sentence of the data has.
             weights = constant_weights[name]
         else:
             weights = metrics.mean_weights[name].mean_of_first(rows=positions, columns=positions)
@@ -260,7 +263,7 @@ class SentenceInBatch(NamedTuple):
 
 
 def read_single_sentences(inspection: Inspection, pad: int) -> list[Results]:
-    """Returns the tokens and the weights of every attention for a few single sentences.
+    """Returns the tokens and the attention weights of `SHOWN_SENTENCES` single sentences, for pictures.
 
     They are the first sentences of the data that fit a picture. If there are too few, the first longer ones follow.
 
@@ -292,14 +295,13 @@ def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) ->
     """
     weights: dict[str, Any] = {}
 
-    def keep_weights(reading: SentenceReading) -> None:
-        """Keeps the weights of one attention, unless they are those of another sentence of the batch."""
-        # `reading.logits` have no rows or columns of padding.
+    def add_weights(reading: SentenceReading) -> None:
+        """Adds the weights of one attention, unless they are those of another sentence of the batch."""
         if reading.batch_row == sentence.batch_row:
-            head_weights = sentence_weights(reading.logits, reading.causal)
-            weights[reading.attention.name] = to_thousandths(head_weights)
+            weights_of_heads = sentence_weights(reading.logits, reading.causal)
+            weights[reading.attention.name] = to_thousandths(weights_of_heads)
 
-    read_sentences(loaded.model, sentence.batch, pad, read=keep_weights)
+    read_sentences(loaded.model, sentence.batch, pad, read=add_weights)
     tokens = {}
     for stack in find_stacks(loaded.model):
         token_indices = stack_tokens(sentence.batch, stack)[sentence.batch_row]

@@ -95,8 +95,8 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
 
     For each sentence, this is the absolute derivative of the loss with respect to the factor, where the factor is 1
     (Michel et al. 2019, arXiv 1905.10650, eq. 2). The loss is the one that the model was trained with. The sum over the
-    sentences is divided by the number of tokens if the model has a decoder, by the number of masked tokens if it is a
-    masked language model, and by the number of examples if it is a classifier.
+    sentences is divided by the number of targets: tokens if the model has a decoder, masked tokens if it is a masked
+    language model, and examples if it is a classifier.
 
     Args:
         loaded: the model, with data.
@@ -116,9 +116,9 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
             training_loss, sample_size, log = criterion(model, batch)
         # The gradient is None for an encoder that the decoder does not attend to.
         gradients = torch.autograd.grad(training_loss, list(masks.values()), allow_unused=True)
-        for name, gradient in zip(masks, gradients):  # (B, H)
+        for name, gradient in zip(masks, gradients):
             if gradient is not None:
-                sums[name] += gradient.abs().sum(dim=0)
+                sums[name] += gradient.abs().sum(dim=0)  # from (B, H) to (H,)
         num_targets += count_targets(sample_size, log)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
@@ -182,6 +182,7 @@ def measure_removals(inspection: Inspection) -> Results:
         if removal.heads:
             quality = measure_quality(loaded, inspection.batches, removal.heads, inspection.options)
         else:
+            # The first step of each kind of attention removes nothing. It need not be measured again.
             quality = quality_with_all_heads
         curve = curves.setdefault(removal.group, {"share": [], "loss": [], "bleu": []})
         curve["share"].append(removal.share)
@@ -199,6 +200,7 @@ def plan_removals(inspection: Inspection) -> list[Removal]:
 
     The heads are sorted by ``gradient``, their importance, which has to be among the results of each attention already.
     """
+    # {kind of attention: {attention: the importance of each head}}
     importance_by_group: dict[str, dict[str, list[float]]] = {}
     for name, results in inspection.attention_results.items():
         importance_of_group = importance_by_group.setdefault(results["group"], {})

@@ -9,7 +9,7 @@ import torch.nn as nn
 from ..checkpoints import Batch
 from ..hooks import LayerOutput, layer_outputs
 from ..inspection import Inspection, Results, round_floats
-from ..measure import rank_one_distances
+from ..measure import RankDistances, rank_one_distances
 from ..passes import count_tokens, padding_index, progress
 
 SENTENCES = 64  # how many are read at least, if there are as many
@@ -31,12 +31,11 @@ BRANCHES = {
 
 
 class LayerDistances(NamedTuple):
-    """How far the tokens of one sentence are from being alike after one layer; see `measure.rank_one_distances`."""
+    """How far the tokens of one sentence are from being alike after one layer."""
 
     stack: str  # encoder or decoder
     layer: int
-    equal_rows: float
-    rank_one: float
+    distances: RankDistances
 
 
 def describe_cost(inspection: Inspection) -> str:
@@ -89,13 +88,13 @@ def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) 
     """
     results: Results = {}
     for branches_name, branches in progress(BRANCHES.items(), title):
-        distances: list[LayerDistances] = []
+        measured: list[LayerDistances] = []  # of all sentences and layers
         for batch in batches:
-            distances += measure_batch(model, batch, pad, branches)
+            measured += measure_batch(model, batch, pad, branches)
         for stack in ("encoder", "decoder"):
-            distances_of_stack = [sentence for sentence in distances if sentence.stack == stack]
-            if distances_of_stack:
-                means = average_by_layer(distances_of_stack)
+            measured_in_stack = [item for item in measured if item.stack == stack]
+            if measured_in_stack:
+                means = average_by_layer(measured_in_stack)
                 results.setdefault(stack, {})[branches_name] = round_floats(means)
     return results
 
@@ -104,7 +103,7 @@ def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) 
 def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) -> list[LayerDistances]:
     """Runs a model on a batch, and returns how alike the tokens of each sentence are after each layer.
 
-    Sentences of a single token are left out.
+    Sentences of a single token, which is always like itself, are left out.
 
     Args:
         model: a Transformer of fairseq.
@@ -115,27 +114,28 @@ def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) 
     outputs: list[LayerOutput] = []
     with layer_outputs(model, outputs.append, keep_skip=branches.skip, keep_feed_forward=branches.feed_forward):
         model(**batch["net_input"])
-    distances = []
+    measured = []
     for output in outputs:
         for batch_row, length in enumerate(count_tokens(batch, output.stack, pad)):
-            if length > 1:
-                tokens = output.x[:length, batch_row]  # x is (T, B, C); this is one sentence of it, (length, C)
-                equal_rows, rank_one = rank_one_distances(tokens)
-                distances.append(LayerDistances(output.stack, output.layer, equal_rows, rank_one))
-    return distances
+            if length <= 1:
+                continue
+            tokens_of_sentence = output.x[:length, batch_row]  # (length, C), without padding
+            distances = rank_one_distances(tokens_of_sentence)
+            measured.append(LayerDistances(output.stack, output.layer, distances))
+    return measured
 
 
-def average_by_layer(distances: list[LayerDistances]) -> dict[str, list[float]]:
+def average_by_layer(measured: list[LayerDistances]) -> dict[str, list[float]]:
     """Returns {``equal_rows`` and ``rank_one``: the mean over the sentences for each layer, from the first}.
 
     Args:
-        distances: of the layers of one stack, encoder or decoder.
+        measured: the distances of all sentences after the layers of one stack, encoder or decoder.
     """
-    num_layers = 1 + max(sentence.layer for sentence in distances)
+    num_layers = 1 + max(item.layer for item in measured)
     equal_rows = []
     rank_one = []
     for layer in range(num_layers):
-        sentences = [sentence for sentence in distances if sentence.layer == layer]
-        equal_rows.append(statistics.fmean(sentence.equal_rows for sentence in sentences))
-        rank_one.append(statistics.fmean(sentence.rank_one for sentence in sentences))
+        distances_of_sentences = [item.distances for item in measured if item.layer == layer]
+        equal_rows.append(statistics.fmean(distances.equal_rows for distances in distances_of_sentences))
+        rank_one.append(statistics.fmean(distances.rank_one for distances in distances_of_sentences))
     return {"equal_rows": equal_rows, "rank_one": rank_one}

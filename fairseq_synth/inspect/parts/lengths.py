@@ -34,8 +34,9 @@ def measure(inspection: Inspection) -> None:
         batches = checkpoints.batches(loaded, options.subset, sentence_indices)
         score = None
         if can_translate(loaded):
-            # The signature is the same for all ranges, because it says how BLEU is computed.
-            score, signature = compute_bleu(loaded, batches, options.beam, options.remove_bpe)
+            bleu = compute_bleu(loaded, batches, options.beam, options.remove_bpe)
+            score = bleu.score
+            signature = bleu.signature  # the same for all ranges, because it says how BLEU is computed
         ranges.append(
             {
                 "longest": longest,

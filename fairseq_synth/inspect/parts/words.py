@@ -41,14 +41,16 @@ def measure(inspection: Inspection) -> None:
     """
     loaded = inspection.loaded
     averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(inspection))
-    longest = inspection.longest_sentence()
-    # {self-attention: the logits that replace those of its heads, (H, longest, longest)}
-    position_logits = {name: constants.matrix(longest) for name, constants in averages.constants.items()}
+    length = inspection.longest_sentence()
+    # {self-attention: the logits that replace those of its heads, (H, length, length)}
+    position_logits = {name: constants.matrix(length) for name, constants in averages.constants.items()}
 
+    # Each head is replaced alone.
     all_heads = list_self_attention_heads(inspection)
     losses_of_single_heads = words.losses_without_words(loaded, inspection.batches, position_logits, all_heads)
-    add_increases(inspection, losses_of_single_heads)  # adds ``without_words``
+    add_without_words(inspection, losses_of_single_heads)
 
+    # More and more heads are replaced together.
     replaced_heads = []
     losses_so_far = [inspection.loss]
     for replaced in words.cheapest_first(loaded, inspection.batches, position_logits, losses_of_single_heads):
@@ -67,7 +69,7 @@ def list_self_attention_heads(inspection: Inspection) -> list[Head]:
     return heads
 
 
-def add_increases(inspection: Inspection, losses: dict[Head, float]) -> None:
+def add_without_words(inspection: Inspection, losses: dict[Head, float]) -> None:
     """Adds ``without_words`` to the results of each self-attention: by how many bits the loss grows, for each head.
 
     Args:

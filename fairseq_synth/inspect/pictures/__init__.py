@@ -73,12 +73,12 @@ def pictures(results: Mapping[str, Results], baseline: str = "") -> Iterator[Pic
         models.append(Model(name, model_color(name, list(results), baseline), model_results))
     yield from matrix_pictures(models)
     yield from head_pictures(models)
-    for key, draw in CURVES.items():
+    for key, draw in DRAW_BY_KEY.items():
         if all(key in model.results for model in models):
             yield draw(models)
 
 
-CURVES = {  # key of the results: the picture that shows them
+DRAW_BY_KEY = {  # {key of the results of a model: the function that draws these results}
     "layers": curves.rank,
     "removal": curves.removal,
     "words": curves.without_words,
@@ -114,18 +114,18 @@ def attentions_with_histogram(models: list[Model], kind: str) -> list[str]:
 
 def head_pictures(models: list[Model]) -> Iterator[Picture]:
     """Yields the metrics of every head, the weights alpha of mixtures, and the singular values."""
-    names_by_metric = {}
+    names_by_metric = {}  # {metric: the attentions that have it in every model}
     for metric in HEAD_METRICS:
-        names = shared_attentions(models, metric)
-        if names:
-            names_by_metric[metric] = names
+        names_with_metric = shared_attentions(models, metric)
+        if names_with_metric:
+            names_by_metric[metric] = names_with_metric
     if names_by_metric:
         yield heads(models, names_by_metric)
     if any(has_mixtures(model) for model in models):
         yield curves.alpha(models)
-    names = shared_attentions(models, "singular_values")
-    if names:
-        yield curves.singular_values(models, names)
+    names_with_singular_values = shared_attentions(models, "singular_values")
+    if names_with_singular_values:
+        yield curves.singular_values(models, names_with_singular_values)
 
 
 def has_mixtures(model: Model) -> bool:

@@ -1,5 +1,6 @@
 """Lines and bars: alpha, singular values, rank of the layers, removal of heads, heads without words, lengths."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,19 +13,19 @@ from .layout import (
     label_below,
     label_row,
     label_rows,
-    split_in_lines,
+    split_into_rows,
     title_columns,
 )
 from .models import Model, group_titles, loss_label, names_by_group
 
-ALPHA_COLUMNS = 4
-ALPHA_HEIGHT = 0.85  # inches, of a panel
-LINE_STYLES = ("-", "--", ":")  # the second and third are for layers beyond the ten colors
-NUM_COLORS = 10  # that matplotlib calls C0 to C9
-MARKERS = ("o", "s", "^", "D", "v", "x")
+LABEL_HEIGHT = 0.6  # inches, below the last row of panels, for two lines of text
 
 
 # ---- alpha
+
+ALPHA_COLUMNS = 4
+ALPHA_PANEL_HEIGHT = 0.85  # inches
+ALPHA_MARGINS = Margins(left=0.75, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.6)
 
 
 def alpha(models: Sequence[Model]) -> Picture:
@@ -35,16 +36,15 @@ def alpha(models: Sequence[Model]) -> Picture:
     rows: list[Row] = []
     for model in models:
         label = f"{model.name}\nweight α" if len(models) > 1 else "weight α"
-        for row in split_in_lines(alpha_panels(model), ALPHA_COLUMNS):
+        for row in split_into_rows(alpha_panels(model), ALPHA_COLUMNS):
             rows.append(label_row(row, label))
-    margins = Margins(left=0.75, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.6)
     return Picture(
         name="alpha",
         panels=flatten_rows(rows),
-        size=(WIDTH, margins.picture_height(len(rows) * ALPHA_HEIGHT, num_rows=len(rows))),
+        size=(WIDTH, ALPHA_MARGINS.picture_height(len(rows) * ALPHA_PANEL_HEIGHT, num_rows=len(rows))),
         columns=max(len(row) for row in rows),
         share_y=True,
-        margins=margins,
+        margins=ALPHA_MARGINS,
         legend_columns=4,
     )
 
@@ -78,6 +78,10 @@ def alpha_panel(name: str, results: Results) -> Panel:
 
 # ---- singular values
 
+SINGULAR_VALUES_ROW_HEIGHT = 1.6  # inches
+NUM_COLORS = 10  # that matplotlib calls C0 to C9
+LAYER_LINE_STYLES = ("-", "--", ":")  # the second and third are for layers beyond the ten colors
+
 
 def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
     """Draws how much of their sum the largest singular values hold, with a line for each head, colored by layer.
@@ -88,22 +92,28 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
         models: with the same layers.
         names: the attentions whose singular values every model has.
     """
-    groups = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
-    titles = group_titles(groups)  # {kind of attention: its title}, in the order of the columns
-    lines: list[Row] = []
+    names_of_group = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
+    titles = group_titles(names_of_group)  # {kind of attention: its title}, in the order of the columns
+    rows: list[Row] = []
+    labels = []  # of the vertical axes, one for each row
     for model in models:
-        lines.append([Panel(singular_value_lines(model, groups[group]), {}) for group in titles])
-    if len(models) > 1:
-        labels = [f"{model.name}\nshare of their sum" for model in models]
-    else:
-        labels = ["share of their sum"]
-    # Each function returns a copy of the rows of panels with a title, a legend or labels added.
-    rows = title_columns(lines, list(titles.values()))
+        row: Row = []
+        for group in titles:
+            row.append(Panel(calls=singular_value_lines(model, names_of_group[group]), settings={}))
+        rows.append(row)
+        labels.append(f"{model.name}\nshare of their sum" if len(models) > 1 else "share of their sum")
+    rows = title_columns(rows, list(titles.values()))
     rows = add_to_first_panel(rows, legend())
     rows = label_below(rows, "share of the singular values,\nlargest first")
     rows = label_rows(rows, labels)
-    size = (WIDTH, 1.6 * len(rows) + 0.6)
-    return Picture("singular-values", flatten_rows(rows), size, columns=len(groups), share_x=True, share_y=True)
+    return Picture(
+        name="singular-values",
+        panels=flatten_rows(rows),
+        size=(WIDTH, SINGULAR_VALUES_ROW_HEIGHT * len(rows) + LABEL_HEIGHT),
+        columns=len(titles),
+        share_x=True,
+        share_y=True,
+    )
 
 
 def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:
@@ -111,15 +121,23 @@ def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:
     calls = []
     for name in names:
         layer = model.attentions[name]["layer"]
-        line_style = LINE_STYLES[layer // NUM_COLORS % len(LINE_STYLES)]
+        # Layers 0 to 9 have solid lines in ten colors, layers 10 to 19 dashed lines in the same colors, and so on.
+        color = f"C{layer % NUM_COLORS}"
+        line_style = LAYER_LINE_STYLES[layer // NUM_COLORS % len(LAYER_LINE_STYLES)]
         for head, sums in enumerate(model.attentions[name]["singular_values"]):
             label = f"layer {layer}" if head == 0 else None  # one entry of the legend for all heads of a layer
-            shares = [place / (len(sums) - 1) for place in range(len(sums))]
-            calls.append(line(shares, sums, label, f"C{layer % NUM_COLORS}", linewidth=1, linestyle=line_style))
+            last = len(sums) - 1
+            shares = [number / last for number in range(len(sums))]  # evenly spaced from 0 to 1
+            calls.append(line(shares, sums, label, color, linewidth=1, linestyle=line_style))
     return calls
 
 
 # ---- rank of the layers
+
+RANK_PANEL_HEIGHT = 1.75  # inches
+RANK_MARGINS = Margins(left=0.8, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.3)
+RANK_LINE_STYLES = {"initial": "--", "trained": "-"}  # {state of a model: the style of its line}, in drawing order
+MARKERS = ("o", "s", "^", "D", "v", "x")  # of the models
 
 
 def rank(models: Sequence[Model]) -> Picture:
@@ -138,14 +156,13 @@ def rank(models: Sequence[Model]) -> Picture:
     rows = title_columns(rows, branch_names)
     rows = label_below(rows, "layer")
     rows = label_rows(rows, [f"{stack}: distance\nfrom equal rows" for stack in stacks])
-    margins = Margins(left=0.8, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.3)
     return Picture(
         name="rank",
         panels=flatten_rows(rows),
-        size=(WIDTH, margins.picture_height(len(rows) * 1.75, num_rows=len(rows))),
-        columns=len(rows[0]),
+        size=(WIDTH, RANK_MARGINS.picture_height(len(rows) * RANK_PANEL_HEIGHT, num_rows=len(rows))),
+        columns=len(branch_names),
         share_y="row",
-        margins=margins,
+        margins=RANK_MARGINS,
         legend_columns=6,
     )
 
@@ -158,26 +175,42 @@ def rank_panel(models: Sequence[Model], stack: str, branches: str) -> Panel:
         stack: ``encoder`` or ``decoder``.
         branches: the name of the branches in use, such as ``attention alone``.
     """
-    calls = []
-    for number, model in enumerate(models):
-        style = {"linewidth": 1, "marker": MARKERS[number % len(MARKERS)], "markersize": 3}
-        for state, line_style in (("initial", "--"), ("trained", "-")):
-            by_stack = model.results["layers"].get(state, {})  # the initial state is not always known
-            if stack in by_stack:
-                distances = by_stack[stack][branches]["equal_rows"]
-                layers = list(range(len(distances)))
-                # The legend has one entry for the two lines of a model, which have the same color.
-                label = model.name if state == "trained" else None
-                calls.append(line(layers, distances, label, model.color, linestyle=line_style, **style))
-    # Empty gray lines explain the two styles in the legend.
-    calls.append(line([], [], "trained", "gray", linestyle="-"))
-    calls.append(line([], [], "initial", "gray", linestyle="--"))
-    trained_of_first_model = models[0].results["layers"]["trained"]
-    num_layers = len(trained_of_first_model[stack][branches]["equal_rows"])
+    calls: list[Call] = []
+    for model, marker in zip(models, itertools.cycle(MARKERS)):
+        calls += rank_lines(model, marker, stack, branches)
+    # Lines without points are not seen in the panel. They explain the two styles in the legend.
+    for state in ("trained", "initial"):
+        calls.append(line([], [], state, "gray", linestyle=RANK_LINE_STYLES[state]))
+    num_layers = len(models[0].results["layers"]["trained"][stack][branches]["equal_rows"])
     return Panel(calls, {"yscale": "log", "xticks": list(range(num_layers))})
 
 
+def rank_lines(model: Model, marker: str, stack: str, branches: str) -> list[Call]:
+    """Returns the distance from equal rows after each layer of a model: a line for each state of the model.
+
+    Args:
+        model: the model.
+        marker: matplotlib's name for the shape of the points.
+        stack: ``encoder`` or ``decoder``.
+        branches: the name of the branches in use, such as ``attention alone``.
+    """
+    calls = []
+    for state, line_style in RANK_LINE_STYLES.items():
+        stacks = model.results["layers"].get(state, {})  # the initial state is not always known
+        if stack not in stacks:
+            continue
+        distances = stacks[stack][branches]["equal_rows"]
+        layers = list(range(len(distances)))
+        # The legend has one entry for the two lines of a model, which have the same color.
+        label = model.name if state == "trained" else None
+        style = {"linestyle": line_style, "linewidth": 1, "marker": marker, "markersize": 3}
+        calls.append(line(layers, distances, label, model.color, **style))
+    return calls
+
+
 # ---- removal of heads
+
+REMOVAL_ROW_HEIGHT = 2.0  # inches
 
 
 def removal(models: Sequence[Model]) -> Picture:
@@ -185,20 +218,27 @@ def removal(models: Sequence[Model]) -> Picture:
 
     There is a row of panels for the loss, one for BLEU if every model has it, and a column for each kind of attention.
     """
-    titles = group_titles(models[0].results["removal"]["groups"])
-    labels = {"loss": loss_label(models)}
+    titles = group_titles(models[0].results["removal"]["groups"])  # {kind of attention: its title}
+    labels = {"loss": loss_label(models)}  # {metric: the label of its axis}
     if has_bleu_of_removal(models):
         labels["bleu"] = "BLEU"
-    lines: list[Row] = []
+    rows: list[Row] = []
     for metric in labels:
-        lines.append([Panel(removal_lines(models, group, metric), {}) for group in titles])
-    # Each function returns a copy of the rows of panels with a title, a legend or labels added.
-    rows = title_columns(lines, list(titles.values()))
+        row: Row = []
+        for group in titles:
+            row.append(Panel(calls=removal_lines(models, group, metric), settings={}))
+        rows.append(row)
+    rows = title_columns(rows, list(titles.values()))
     rows = add_to_first_panel(rows, legend())
     rows = label_below(rows, "share of these heads removed,\nleast important first")
     rows = label_rows(rows, list(labels.values()))
-    size = (WIDTH, 2 * len(rows) + 0.6)
-    return Picture("removal", flatten_rows(rows), size, columns=len(titles), share_y="row")
+    return Picture(
+        name="removal",
+        panels=flatten_rows(rows),
+        size=(WIDTH, REMOVAL_ROW_HEIGHT * len(rows) + LABEL_HEIGHT),
+        columns=len(titles),
+        share_y="row",
+    )
 
 
 def removal_lines(models: Sequence[Model], group: str, metric: str) -> list[Call]:
@@ -221,6 +261,8 @@ def has_bleu_of_removal(models: Sequence[Model]) -> bool:
 
 # ---- heads without words
 
+WITHOUT_WORDS_HEIGHT = 3.2  # inches
+
 
 def without_words(models: Sequence[Model]) -> Picture:
     """Draws the loss of each model as more and more heads of self-attention look by position alone.
@@ -232,7 +274,7 @@ def without_words(models: Sequence[Model]) -> Picture:
     calls.append(legend(loc="upper left"))
     num_heads = len(models[0].results["words"]["heads"])
     settings = {"xlabel": f"heads replaced (of {num_heads}), cheapest first", "ylabel": loss_label(models)}
-    return Picture("without-words", [Panel(calls, settings)], size=(WIDTH, 3.2))
+    return Picture(name="without-words", panels=[Panel(calls, settings)], size=(WIDTH, WITHOUT_WORDS_HEIGHT))
 
 
 def without_words_of_one(model: Model) -> list[Call]:
@@ -261,23 +303,32 @@ def without_words_of_several(models: Sequence[Model]) -> list[Call]:
 
 def replaced_head_points(model: Model) -> list[Call]:
     """Returns a point for each replaced head, at the loss that it leads to: filled for the encoder, else white."""
-    words = model.results["words"]
+    replaced_heads = model.results["words"]["heads"]  # [attention, number of the head], in the order of replacement
+    losses_by_count = model.results["words"]["loss"]  # the loss with 0, 1, 2, … heads replaced
     calls: list[Call] = []
     for stack, filling in (("encoder", model.color), ("decoder", "white")):
         counts = []
         losses = []
-        for count, (attention, _) in enumerate(words["heads"], start=1):
+        for count, (attention, _) in enumerate(replaced_heads, start=1):
             if attention.startswith(stack):
                 counts.append(count)
-                losses.append(words["loss"][count])  # with `count` heads replaced; entry 0 is with none
+                losses.append(losses_by_count[count])
         if counts:
             label = f"one more head of the {stack} replaced"
-            style = {"facecolor": filling, "edgecolor": model.color, "s": 22, "zorder": 3}
+            style = {
+                "facecolor": filling,
+                "edgecolor": model.color,
+                "s": 22,  # the area of a point, in square points of print
+                "zorder": 3,  # in front of the lines
+            }
             calls.append(("scatter", [counts, losses], {"label": label, **style}))
     return calls
 
 
 # ---- lengths
+
+LENGTHS_HEIGHT = 2.8  # inches
+GROUP_WIDTH = 0.8  # of the bars of a range, relative to the distance between the middles of two ranges
 
 
 def lengths(models: Sequence[Model]) -> Picture:
@@ -289,11 +340,11 @@ def lengths(models: Sequence[Model]) -> Picture:
         for model in models:
             ranges = model.results["lengths"]["ranges"]
             values_of_models.append([length_range[metric] for length_range in ranges])
-        is_measured = all(None not in values for values in values_of_models)  # None: BLEU was not asked for
-        if is_measured:
+        all_have_the_metric = all(None not in values for values in values_of_models)  # None: BLEU of no translation
+        if all_have_the_metric:
             calls = draw_bars(models, values_of_models)
             panels.append(Panel(calls, {"xlabel": "tokens of a sentence (sentences)", "ylabel": label}))
-    return Picture("lengths", panels, size=(WIDTH, 2.8), columns=len(panels), legend_columns=4)
+    return Picture(name="lengths", panels=panels, size=(WIDTH, LENGTHS_HEIGHT), columns=len(panels), legend_columns=4)
 
 
 def draw_bars(models: Sequence[Model], values_of_models: Sequence[Sequence[Any]]) -> list[Call]:
@@ -304,13 +355,13 @@ def draw_bars(models: Sequence[Model], values_of_models: Sequence[Sequence[Any]]
         values_of_models: for each model, a value for each range.
     """
     ranges = models[0].results["lengths"]["ranges"]
-    width = 0.8 / len(models)
-    calls = [tick_names("x", range_names(ranges))]
-    middle_model = (len(models) - 1) / 2  # 0.5 for the models 0 and 1
+    calls = [tick_names("x", range_names(ranges))]  # the middles of the groups are at the places 0, 1, 2, …
+    bar_width = GROUP_WIDTH / len(models)
+    middle_model = (len(models) - 1) / 2  # of two models, 0 and 1, it is 0.5
     for number, (model, values) in enumerate(zip(models, values_of_models)):
-        shift = (number - middle_model) * width  # how far the bar is from the middle of its group
-        places = [place + shift for place in range(len(ranges))]
-        calls.append(("bar", [places, values, width], {"color": model.color, "label": model.name}))
+        distance_from_middle = (number - middle_model) * bar_width
+        places = [middle_of_group + distance_from_middle for middle_of_group in range(len(ranges))]
+        calls.append(("bar", [places, values, bar_width], {"color": model.color, "label": model.name}))
     return calls
 
 

@@ -34,7 +34,9 @@ class ValueRange:
         if largest == 0:
             self.decimals = 0
         else:
-            self.decimals = max(0, 1 - math.floor(math.log10(largest)))
+            # For example, it is 3 if the largest value is 0.0123, which is written as 0.012, and 0 if it is 123.
+            first_digit = math.floor(math.log10(largest))  # its power of ten, such as -2 for 0.0123
+            self.decimals = max(0, 1 - first_digit)
 
     def write(self, value: float) -> str:
         """Returns a value as text. A value that is rounded to 0 has no minus sign."""
@@ -69,13 +71,32 @@ def list_values(models: Sequence[Model], names: Sequence[str], metric: str) -> l
     return values
 
 
+def draw_cells(matrix: Sequence[Sequence[float]], value_range: ValueRange) -> Call:
+    """Returns a matrix whose cells are drawn as colors, the lightest for the lowest value of a range.
+
+    Args:
+        matrix: a row of values for each attention. A row with fewer heads than others is shorter.
+        value_range: the range of the metric.
+    """
+    return colors(pad_rows(matrix), cmap=COLORS, vmin=value_range.low, vmax=value_range.high)
+
+
 def pad_rows(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Returns a matrix in which all rows are as long as the longest one; the added cells are not drawn."""
-    width = max(len(row) for row in matrix)
-    return [list(row) + [math.nan] * (width - len(row)) for row in matrix]
+    """Returns a matrix in which all rows are as long as the longest one. The added values are NaN and are not drawn."""
+    longest = max(len(row) for row in matrix)
+    padded = []
+    for row in matrix:
+        num_missing = longest - len(row)
+        padded.append([*row, *[math.nan] * num_missing])
+    return padded
 
 
 # ---- one model
+
+# All sizes of this picture are in inches.
+LAYER_HEIGHT = 0.22  # of a row of cells
+ONE_MODEL_MARGINS = Margins(left=1.15, right=0.1, top=0.3, bottom=0.5, between_columns=0.6, between_rows=0.5)
+LABEL_LETTERS = 18  # the most letters in a line of the label of a row
 
 
 def heads_of_one(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> Picture:
@@ -87,21 +108,28 @@ def heads_of_one(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> 
         model: the model.
         names_by_metric: {metric: the attentions that have it}.
     """
-    titles = group_titles(list_groups(model, names_by_metric))
+    titles = group_titles(list_groups(model, names_by_metric))  # {kind of attention: its title}
     rows: list[Row] = []
     for metric, names in names_by_metric.items():
         row = metric_row(model, metric, names, titles)
-        rows.append(label_row(row, "\n".join(textwrap.wrap(HEAD_METRICS[metric], 18))))
+        lines_of_label = textwrap.wrap(HEAD_METRICS[metric], LABEL_LETTERS)
+        rows.append(label_row(row, "\n".join(lines_of_label)))
     rows = label_below(rows, "head")
-    margins = Margins(left=1.15, right=0.1, top=0.3, bottom=0.5, between_columns=0.6, between_rows=0.5)
-    # All panels are as high as the one with the most layers: 0.22 inches for each layer.
-    panel_heights = len(rows) * 0.22 * count_most_layers(model, names_by_metric)
-    size = (WIDTH, margins.picture_height(panel_heights, num_rows=len(rows)))
-    return Picture("heads", flatten_rows(rows), size, columns=len(titles), margins=margins)
+    # All panels are as high as the one with the most layers.
+    panel_heights = len(rows) * LAYER_HEIGHT * count_most_layers(model, names_by_metric)
+    return Picture(
+        name="heads",
+        panels=flatten_rows(rows),
+        size=(WIDTH, ONE_MODEL_MARGINS.picture_height(panel_heights, num_rows=len(rows))),
+        columns=len(titles),
+        margins=ONE_MODEL_MARGINS,
+    )
 
 
 def count_most_layers(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> int:
-    """Returns how many layers the largest panel shows, which is a metric of one kind of attention; at least 1.
+    """Returns how many rows of cells the panel with the most layers has; at least 1.
+
+    A panel shows a metric of one kind of attention. Each of its rows of cells is one layer.
 
     Args:
         model: the model.
@@ -109,9 +137,8 @@ def count_most_layers(model: Model, names_by_metric: Mapping[str, Sequence[str]]
     """
     most_layers = 1
     for names in names_by_metric.values():
-        for names_of_one_kind in names_by_group(model.attentions, names).values():
-            num_layers = len(names_of_one_kind)  # a layer has one attention of each kind
-            most_layers = max(most_layers, num_layers)
+        for names_of_panel in names_by_group(model.attentions, names).values():
+            most_layers = max(most_layers, len(names_of_panel))
     return most_layers
 
 
@@ -132,12 +159,13 @@ def metric_row(model: Model, metric: str, names: Sequence[str], titles: Mapping[
         names: the attentions that have it.
         titles: {kind of attention: its title}; a kind without the metric has an empty place.
     """
-    groups = names_by_group(model.attentions, names)
+    names_of_group = names_by_group(model.attentions, names)  # {kind of attention: names of attentions}
+    # All panels of the row share this range, so that their colors can be compared.
     value_range = ValueRange(list_values([model], names, metric))
     row: Row = []
     for group, group_title in titles.items():
-        if group in groups:
-            row.append(group_panel(model, metric, groups[group], value_range, group_title))
+        if group in names_of_group:
+            row.append(group_panel(model, metric, names_of_group[group], value_range, group_title))
         else:
             row.append(None)
     return row
@@ -155,13 +183,12 @@ def group_panel(model: Model, metric: str, names: Sequence[str], value_range: Va
     """
     matrix = [model.attentions[name][metric] for name in names]
     most_heads = max(len(row) for row in matrix)
-    layers = [f"layer {model.attentions[name]['layer']}" for name in names]
-    # The calls draw the panel, in this order. The settings are arguments of matplotlib's ``axes.set``.
-    calls = [colors(pad_rows(matrix), cmap=COLORS, vmin=value_range.low, vmax=value_range.high), title(group_title)]
+    layer_names = [f"layer {model.attentions[name]['layer']}" for name in names]
+    calls = [draw_cells(matrix, value_range), title(group_title)]
     if most_heads <= MOST_NUMBERS:
         calls += write_numbers(matrix, value_range)
-    calls.append(tick_names("y", layers))
-    return Panel(calls, {"xticks": list(range(most_heads))})
+    calls.append(tick_names("y", layer_names))
+    return Panel(calls, settings={"xticks": list(range(most_heads))})
 
 
 def write_numbers(matrix: Sequence[Sequence[float]], value_range: ValueRange) -> list[Call]:
@@ -177,6 +204,12 @@ def write_numbers(matrix: Sequence[Sequence[float]], value_range: ValueRange) ->
 
 # ---- several models
 
+# All sizes of this picture are in inches.
+ATTENTION_HEIGHT = 0.13  # of a row of cells
+SMALLEST_PANEL_HEIGHT = 0.6
+SEVERAL_MODELS_MARGINS = Margins(left=1.2, right=0.1, top=0.75, bottom=0.5, between_columns=0.1, between_rows=0.25)
+TITLE_LETTERS = 14  # the most letters in a line of the title of a column
+
 
 def heads_of_several(models: Sequence[Model], names_by_metric: Mapping[str, Sequence[str]]) -> Picture:
     """Draws the metrics of every head of several models: a row of panels for each model, a column for each metric.
@@ -191,21 +224,36 @@ def heads_of_several(models: Sequence[Model], names_by_metric: Mapping[str, Sequ
     value_ranges = {}
     for metric, names in names_by_metric.items():
         value_ranges[metric] = ValueRange(list_values(models, names, metric))
-    rows: list[Row] = []
-    for model in models:
-        row: Row = []
-        for column, (metric, names) in enumerate(names_by_metric.items()):
-            is_first_column = column == 0  # only the first panel of a row names the attentions
-            row.append(model_panel(model, metric, names, value_ranges[metric], has_names=is_first_column))
-        rows.append(row)
+    rows = [model_row(model, names_by_metric, value_ranges) for model in models]
     rows = add_metric_titles(rows, value_ranges)
     rows = label_rows(rows, [model.name for model in models])
     rows = label_below(rows, "head")
     most_attentions = max(len(names) for names in names_by_metric.values())
-    panel_height = max(0.6, 0.13 * most_attentions)
-    margins = Margins(left=1.2, right=0.1, top=0.75, bottom=0.5, between_columns=0.1, between_rows=0.25)
-    size = (WIDTH, margins.picture_height(len(rows) * panel_height, num_rows=len(rows)))
-    return Picture("heads", flatten_rows(rows), size, columns=len(names_by_metric), margins=margins)
+    panel_height = max(SMALLEST_PANEL_HEIGHT, ATTENTION_HEIGHT * most_attentions)
+    return Picture(
+        name="heads",
+        panels=flatten_rows(rows),
+        size=(WIDTH, SEVERAL_MODELS_MARGINS.picture_height(len(rows) * panel_height, num_rows=len(rows))),
+        columns=len(names_by_metric),
+        margins=SEVERAL_MODELS_MARGINS,
+    )
+
+
+def model_row(
+    model: Model, names_by_metric: Mapping[str, Sequence[str]], value_ranges: Mapping[str, ValueRange]
+) -> Row:
+    """Returns a panel for each metric of a model. Only the first panel has the names of the attentions on its left.
+
+    Args:
+        model: the model.
+        names_by_metric: {metric: the attentions that have it in every model}.
+        value_ranges: {metric: the range of its values over all models}.
+    """
+    row: Row = []
+    for metric, names in names_by_metric.items():
+        is_first_panel = not row
+        row.append(model_panel(model, metric, names, value_ranges[metric], has_names=is_first_panel))
+    return row
 
 
 def add_metric_titles(rows: Sequence[Row], value_ranges: Mapping[str, ValueRange]) -> list[Row]:
@@ -231,15 +279,14 @@ def model_panel(model: Model, metric: str, names: Sequence[str], value_range: Va
         value_range: of the metric, over all models, so that their colors can be compared.
         has_names: whether the names of the attentions are on the left.
     """
-    matrix = pad_rows([model.attentions[name][metric] for name in names])
-    num_heads = len(matrix[0])
-    draw_cells = colors(matrix, cmap=COLORS, vmin=value_range.low, vmax=value_range.high)
+    matrix = [model.attentions[name][metric] for name in names]
+    most_heads = max(len(row) for row in matrix)
     draw_names = tick_names("y", names) if has_names else without_ticks("y")
-    return Panel(calls=[draw_cells, draw_names], settings={"xticks": list(range(num_heads))})
+    return Panel(calls=[draw_cells(matrix, value_range), draw_names], settings={"xticks": list(range(most_heads))})
 
 
 def metric_title(metric: str, value_range: ValueRange) -> Call:
     """Returns a title that names a metric, with its lowest and its highest value in the last line."""
-    lines = textwrap.wrap(HEAD_METRICS[metric], 14)
+    lines = textwrap.wrap(HEAD_METRICS[metric], TITLE_LETTERS)
     lines.append(f"{value_range.write(value_range.low)} to {value_range.write(value_range.high)}")
     return "set_title", ["\n".join(lines)], {"fontsize": 7}

@@ -3,21 +3,33 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..drawing import WIDTH, Call, Margins, Panel, Picture, legend, row_label, title, without_ticks
+from ..drawing import WIDTH, Call, Margins, Panel, Picture, legend, title, without_ticks
 from ..results import Results
-from .layout import Row, add_call, add_to_first_panel, flatten_rows, split_in_lines
+from .layout import Row, add_to_first_panel, flatten_rows, name_row, split_into_rows
 from .models import GROUPS, Model, names_by_group
 
 MOST_COLUMNS = 6
-PANEL_HEIGHT = 0.5  # inches
 SPACER: Row = [None]  # an empty row, which makes room for the titles of the next kind of attention
-SPACER_HEIGHT = 0.15  # inches
+
+# All sizes are in inches.
+PANEL_HEIGHT = 0.5
+SPACER_HEIGHT = 0.15
+MARGINS = Margins(
+    left=1.3,  # for the names of the models, and for the legend
+    right=0.1,
+    top=0.5,  # for the titles of the first row
+    bottom=0.7,  # for the numbers of the axis, and the two lines of text below
+    between_columns=0.15,
+    between_rows=0.3,
+)
+
 STATE_STYLES: dict[str, dict[str, Any]] = {  # in drawing order: the trained state is in front
     "initial": {"color": "0.75", "fill": True},  # gray
     "trained": {"color": "tab:blue"},
 }
-NAMES = {"parameters": "parameters of the logits", "logits": "logits", "weights": "attention weights"}
+VALUE_NAMES = {"parameters": "parameters of the logits", "logits": "logits", "weights": "attention weights"}
 SMALLEST_SHARE = 1e-6  # at the lower end of the logarithmic axis
+LARGEST_SHARE = 2  # at its upper end: a share is 1 at most, and some space is left above it
 
 
 def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Picture:
@@ -33,20 +45,23 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
         if rows:
             rows.append(SPACER)
         rows += group_rows(models, group_names, kind)
-    # The legend is on the left of the first panel, above the label of its row. The place is in shares of the panel.
-    legend_on_the_left = legend(loc="lower right", bbox_to_anchor=[-0.05, 0.95], borderaxespad=0)
-    rows = add_to_first_panel(rows, legend_on_the_left)
+    rows = add_to_first_panel(rows, legend_on_the_left())
     row_heights = [SPACER_HEIGHT if row == SPACER else PANEL_HEIGHT for row in rows]
-    margins = Margins(left=1.3, right=0.1, top=0.5, bottom=0.7, between_columns=0.15, between_rows=0.3)
     return Picture(
         name=kind,
         panels=flatten_rows(rows),
-        size=(WIDTH, margins.picture_height(sum(row_heights), num_rows=len(rows))),
+        size=(WIDTH, MARGINS.picture_height(sum(row_heights), num_rows=len(rows))),
         columns=max(len(row) for row in rows),
         below=explain_axes(kind),
-        margins=margins,
+        margins=MARGINS,
         row_heights=row_heights,
     )
+
+
+def legend_on_the_left() -> Call:
+    """Returns a legend on the left of a panel, above the name of the panel's row."""
+    # The lower right corner of the legend is just outside the upper left corner of the panel, which is [0, 1].
+    return legend(loc="lower right", bbox_to_anchor=[-0.05, 0.95], borderaxespad=0)
 
 
 def group_rows(models: Sequence[Model], names: Sequence[str], kind: str) -> list[Row]:
@@ -59,13 +74,12 @@ def group_rows(models: Sequence[Model], names: Sequence[str], kind: str) -> list
     """
     rows: list[Row] = []
     for model in models:
-        has_titles = model is models[0]
+        has_titles = model is models[0]  # the rows of the other models are below it, in the same order of layers
         panels = [histogram_panel(model, name, kind, has_titles) for name in names]
-        # A row is labelled with its model; the row of a single model, with the quantity on its vertical axis.
-        label = model.name if len(models) > 1 else "share"
-        for line in split_in_lines(panels, MOST_COLUMNS):
-            first_panel, *other_panels = line
-            rows.append([add_call(first_panel, row_label(label)), *other_panels])
+        # A single model needs no name. Its rows are named by the quantity on their vertical axis.
+        name_of_rows = model.name if len(models) > 1 else "share"
+        for row in split_into_rows(panels, MOST_COLUMNS):
+            rows.append(name_row(row, name_of_rows))
     return rows
 
 
@@ -81,7 +95,7 @@ def explain_axes(kind: str) -> str:
             "Up: the share of all weights, on a logarithmic scale from a millionth to 1."
         )
     return (
-        f"Across: {NAMES[kind]}; each panel has its own range, without the lowest and the highest 0.1 %.\n"
+        f"Across: {VALUE_NAMES[kind]}; each panel has its own range, without the lowest and the highest 0.1 %.\n"
         "Up: the share of all values, from 0."
     )
 
@@ -102,7 +116,7 @@ def histogram_panel(model: Model, name: str, kind: str, has_title: bool) -> Pane
     calls.append(without_ticks("y"))
     settings: dict[str, Any] = {}
     if kind == "weights":
-        settings = {"yscale": "log", "ylim": [SMALLEST_SHARE, 2], "xticks": [0, 0.5, 1]}
+        settings = {"yscale": "log", "ylim": [SMALLEST_SHARE, LARGEST_SHARE], "xticks": [0, 0.5, 1]}
     return Panel(calls, settings)
 
 
@@ -110,14 +124,17 @@ def draw_shares(histogram: Results) -> list[Call]:
     """Returns calls of matplotlib's ``stairs`` that draw a histogram of the initial state and one of the trained state.
 
     Args:
-        histogram: ``low`` and ``high``, the range, and ``shares``, {state: the share of each interval}.
+        histogram: ``low`` and ``high``, the range of the values; and ``shares``, {``initial`` or ``trained``: the share
+            of the values in each interval of this range}. The initial state is not always known.
     """
     low = histogram["low"]
+    high = histogram["high"]
     calls: list[Call] = []
     for state, style in STATE_STYLES.items():
         shares = histogram["shares"].get(state)
         if shares:
-            width = (histogram["high"] - low) / len(shares)  # the width of an interval
-            edges = [low + i * width for i in range(len(shares) + 1)]
+            interval_width = (high - low) / len(shares)
+            num_edges = len(shares) + 1
+            edges = [low + edge * interval_width for edge in range(num_edges)]
             calls.append(("stairs", [shares, edges], {"label": state, **style}))
     return calls

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..drawing import Call, Panel, title
+from ..drawing import Call, Panel, row_label, title
 
 Row = list[Panel | None]  # panels side by side; None is an empty place
 
 
-def split_in_lines(panels: Sequence[Panel | None], columns: int) -> list[Row]:
+def split_into_rows(panels: Sequence[Panel | None], columns: int) -> list[Row]:
     """Returns panels in rows of `columns` panels; the last row may be shorter."""
-    return [list(panels[i : i + columns]) for i in range(0, len(panels), columns)]
+    return [list(panels[start : start + columns]) for start in range(0, len(panels), columns)]
 
 
 def flatten_rows(rows: Sequence[Row]) -> Row:
@@ -41,13 +41,19 @@ def add_settings(panel: Panel | None, **settings: Any) -> Panel | None:
 
 
 def label_row(row: Row, label: str) -> Row:
-    """Returns a copy of a row whose first panel has a label for its vertical axis."""
+    """Returns a copy of a row whose first panel has a label for its vertical axis, in vertical letters."""
     labelled = list(row)
     for column, panel in enumerate(row):
         if panel is not None:
             labelled[column] = add_settings(panel, ylabel=label)
             break
     return labelled
+
+
+def name_row(row: Row, name: str) -> Row:
+    """Returns a copy of a row that has a name on the left of its first panel, in horizontal letters."""
+    first_panel, *other_panels = row
+    return [add_call(first_panel, row_label(name)), *other_panels]
 
 
 def label_rows(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:

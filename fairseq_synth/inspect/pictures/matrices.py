@@ -11,26 +11,33 @@ from ..drawing import (
     Picture,
     colors,
     heading,
-    row_label,
     tick_names,
     title,
     without_ticks,
 )
 from ..results import Results
-from .layout import Row, add_call, add_to_first_panel, flatten_rows, split_in_lines, title_columns
+from .layout import Row, add_call, add_to_first_panel, flatten_rows, name_row, split_into_rows, title_columns
 from .models import Model, group_titles, names_by_group
 
-MOST_COLUMNS = 16  # heads side by side; models with more in all are drawn below each other
-LARGEST_CELL = 0.9  # inches, of the matrix of a head
-SMALLEST_WIDTH = 6.2  # inches, which the text below needs
-TOKEN_SIZE = 0.085  # inches that a line with the name of a token needs
-SMALLEST_PANEL = 1.0  # inches
-LETTER_WIDTH = 0.06  # inches, of a token's name
-LONGEST_NAME = 14  # letters of a token
-STYLE = {"cmap": "Blues", "vmin": 0}
+WEIGHT_COLORS = {"cmap": "Blues", "vmin": 0}  # from white for the weight 0 to dark blue for the largest weight
+MODEL_NAME_POINTS = 17  # how far above a panel the name of its model is, which leaves room for the panel's title
 
 
 # ---- means by position
+
+MOST_COLUMNS = 16  # heads side by side; models with more in all are drawn below each other
+
+# All sizes of these pictures are in inches.
+PATTERN_MARGINS = Margins(
+    left=1.05,  # for the names of the attentions
+    right=0.08,
+    top=0.45,  # for the names of the models and the numbers of the heads
+    bottom=0.62,  # for the two lines of text below
+    between_columns=0.05,
+    between_rows=0.05,
+)
+LARGEST_PATTERN = 0.9  # width and height of the square panel of a head
+SMALLEST_PATTERNS_WIDTH = 6.2  # of a picture, which the text below needs
 
 
 def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
@@ -41,18 +48,25 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
         names: the attentions whose mean weights every model has.
     """
     rows = pattern_rows(models, names)
-    columns = len(rows[0])
-    margins = Margins(left=1.05, right=0.08, top=0.45, bottom=0.62, between_columns=0.05, between_rows=0.05)
-    room = WIDTH - margins.left - margins.right - (columns - 1) * margins.between_columns
-    cell = min(LARGEST_CELL, room / columns)
-    width_of_margins = WIDTH - room  # the white space at the edges and between the columns
-    width = max(SMALLEST_WIDTH, width_of_margins + columns * cell)
-    height = margins.picture_height(len(rows) * cell, num_rows=len(rows))
+    num_columns = len(rows[0])
+    width_left_for_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)
+    panel_size = min(LARGEST_PATTERN, width_left_for_panels / num_columns)
+    # A picture with few columns is narrower than WIDTH, as its panels do not become larger than `LARGEST_PATTERN`.
+    width_of_margins = WIDTH - width_left_for_panels
+    width = max(SMALLEST_PATTERNS_WIDTH, width_of_margins + num_columns * panel_size)
+    height = PATTERN_MARGINS.picture_height(len(rows) * panel_size, num_rows=len(rows))
     below = (
         "A small square is a head: each of its rows is a position that attends, each column a position\n"
         "that is attended to, from 0 at the top left. White is 0, dark blue the head's largest weight."
     )
-    return Picture("patterns", flatten_rows(rows), (width, height), columns, below=below, margins=margins)
+    return Picture(
+        name="patterns",
+        panels=flatten_rows(rows),
+        size=(width, height),
+        columns=num_columns,
+        below=below,
+        margins=PATTERN_MARGINS,
+    )
 
 
 def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
@@ -63,30 +77,22 @@ def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
         names: the attentions.
     """
     num_heads = max(models[0].attentions[name]["heads"] for name in names)
-    is_side_by_side = len(models) * num_heads <= MOST_COLUMNS
     rows_of_models = []
     for model in models:
         rows = model_rows(model, names, num_heads)
         rows = title_columns(rows, [str(head) for head in range(num_heads)])
-        above = f"{model.name}, head" if len(models) > 1 else "head"
-        rows = add_to_first_panel(rows, heading(above, points=17))
-        # Models side by side share the names of the attentions, which are at the left edge of the picture.
-        is_at_left_edge = model is models[0] or not is_side_by_side
-        if is_at_left_edge:
-            rows = name_attentions(rows, names)
+        text_above_titles = f"{model.name}, head" if len(models) > 1 else "head"
+        rows = add_to_first_panel(rows, heading(text_above_titles, points=MODEL_NAME_POINTS))
         rows_of_models.append(rows)
-    if is_side_by_side:
-        return join_side_by_side(rows_of_models)
-    return join_below_each_other(rows_of_models)
+    if len(models) * num_heads <= MOST_COLUMNS:
+        # A row shows the same attention of all models, so it needs its name only once, at the left edge.
+        return name_rows(join_side_by_side(rows_of_models), names)
+    return join_below_each_other([name_rows(rows, names) for rows in rows_of_models])
 
 
-def name_attentions(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+def name_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     """Returns copies of rows, each with the name of its attention on the left."""
-    named = []
-    for row, name in zip(rows, names):
-        first_panel, *other_panels = row
-        named.append([add_call(first_panel, row_label(name)), *other_panels])
-    return named
+    return [name_row(row, name) for row, name in zip(rows, names)]
 
 
 def model_rows(model: Model, names: Sequence[str], num_heads: int) -> list[Row]:
@@ -101,8 +107,10 @@ def model_rows(model: Model, names: Sequence[str], num_heads: int) -> list[Row]:
     for name in names:
         row: Row = []
         for matrix in model.attentions[name]["pattern"]:
-            row.append(Panel([colors(matrix, **STYLE), without_ticks()], {}))
-        rows.append(row + [None] * (num_heads - len(row)))
+            row.append(Panel(calls=[colors(matrix, **WEIGHT_COLORS), without_ticks()], settings={}))
+        num_empty_places = num_heads - len(row)
+        row += [None] * num_empty_places
+        rows.append(row)
     return rows
 
 
@@ -128,9 +136,20 @@ def join_below_each_other(rows_of_models: Sequence[Sequence[Row]]) -> list[Row]:
 
 # ---- single sentences
 
+# All sizes of these pictures are in inches.
+TOKEN_SIZE = 0.085  # height of a row, or width of a column, of attention weights that has a token beside it
+LETTER_WIDTH = 0.06  # of a letter of these tokens
+SMALLEST_PANEL = 1.0  # width and height
+TITLE_ROOM = 0.3  # above a panel, for its title
+TITLE_AND_MODEL_ROOM = 0.5  # above a panel, for its title and for the name of its model above the title
+TICK_ROOM = 0.15  # between the tokens on the left and the panels, with the white edge of the picture
+TEXT_ROOM = 0.5  # below the tokens, for the text at the bottom of the picture
+
+LONGEST_TOKEN = 14  # letters; longer tokens are cut
+
 
 class SentenceTokens(NamedTuple):
-    """What the rows and the columns of the attention weights for a sentence stand for."""
+    """The tokens of a sentence that are at the rows and at the columns of its attention weights."""
 
     rows: list[str]
     columns: list[str]
@@ -148,9 +167,9 @@ def sentences(models: Sequence[Model]) -> Iterator[Picture]:
         if not all_have_read_it:
             continue
         results_of_models = [sentences_of_model[number] for sentences_of_model in sentences_of_models]
-        groups = names_by_group(models[0].attentions, results_of_models[0]["weights"])
-        for group, group_title in group_titles(groups).items():
-            picture = sentence_picture(models, results_of_models, group, groups[group])
+        names_of_group = names_by_group(models[0].attentions, results_of_models[0]["weights"])
+        for group, group_title in group_titles(names_of_group).items():
+            picture = sentence_picture(models, results_of_models, group, names_of_group[group])
             yield picture._replace(name=f"sentence{place}-{group_title.replace(' ', '-')}")
 
 
@@ -171,18 +190,29 @@ def sentence_picture(
         names: the attentions of this kind.
     """
     tokens = sentence_tokens(results_of_models[0]["tokens"], group)
+    margins = sentence_margins(tokens, has_model_names=len(models) > 1)
     panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.columns))
     panel_height = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.rows))
-    margins = sentence_margins(tokens, has_names=len(models) > 1)
+
     most_heads = max(models[0].attentions[name]["heads"] for name in names)
     panels_per_row = min(most_heads, count_columns_with_room(margins, panel_width))
     rows = sentence_rows(models, results_of_models, names, panels_per_row)
-    rows = [name_rows(row, tokens.rows) for row in rows]
-    panels = name_columns(flatten_rows(rows), panels_per_row, tokens.columns)
+    rows = write_tokens_on_the_left(rows, tokens.rows)
+    rows = write_tokens_below(rows, tokens.columns)
+
+    # A single panel of a very long sentence may need more than the usual width.
     width = max(WIDTH, margins.left + panel_width + margins.right)
     height = margins.picture_height(len(rows) * panel_height, num_rows=len(rows))
-    below = "Rows: the word that attends; columns: the word attended to. White is 0, dark blue a head's largest weight."
-    return Picture("sentence", panels, (width, height), panels_per_row, below=below, margins=margins)
+    return Picture(
+        name="sentence",
+        panels=flatten_rows(rows),
+        size=(width, height),
+        columns=panels_per_row,
+        below=(
+            "Rows: the word that attends; columns: the word attended to. White is 0, dark blue a head's largest weight."
+        ),
+        margins=margins,
+    )
 
 
 def sentence_rows(
@@ -204,8 +234,8 @@ def sentence_rows(
         for model, results in zip(models, results_of_models):
             panels = weight_panels(model, name, results["weights"][name])
             if len(models) > 1:
-                panels[0] = add_call(panels[0], heading(model.name, points=17))
-            rows += split_in_lines(panels, panels_per_row)
+                panels[0] = add_call(panels[0], heading(model.name, points=MODEL_NAME_POINTS))
+            rows += split_into_rows(panels, panels_per_row)
     return rows
 
 
@@ -222,38 +252,44 @@ def sentence_tokens(tokens: Mapping[str, Sequence[str]], group: str) -> Sentence
 
 
 def shorten_tokens(tokens: Sequence[str]) -> list[str]:
-    """Returns tokens of at most `LONGEST_NAME` letters: longer ones are cut and end with an ellipsis."""
+    """Returns tokens of at most `LONGEST_TOKEN` letters: longer ones are cut and end with an ellipsis."""
     shortened = []
     for token in tokens:
-        if len(token) > LONGEST_NAME:
-            shortened.append(f"{token[: LONGEST_NAME - 1]}…")
+        if len(token) > LONGEST_TOKEN:
+            shortened.append(f"{token[: LONGEST_TOKEN - 1]}…")
         else:
             shortened.append(token)
     return shortened
 
 
-def sentence_margins(tokens: SentenceTokens, has_names: bool) -> Margins:
-    """Returns white space that has room for the tokens on the left and below the panels.
+def sentence_margins(tokens: SentenceTokens, has_model_names: bool) -> Margins:
+    """Returns the white space in inches around the panels of a sentence.
+
+    It has room for the tokens on the left of the panels and below them, and for what is written above each panel.
 
     Args:
-        tokens: the tokens at the rows and columns.
-        has_names: whether the names of models are above the panels.
+        tokens: the tokens at the rows and columns of the panels.
+        has_model_names: whether the names of models are above the panels, in addition to the panels' titles.
     """
-    between_rows = 0.5 if has_names else 0.3
+    longest_row_token = max(len(token) for token in tokens.rows)  # letters
+    longest_column_token = max(len(token) for token in tokens.columns)  # letters
+    room_above_each_row = TITLE_AND_MODEL_ROOM if has_model_names else TITLE_ROOM
     return Margins(
-        left=0.15 + LETTER_WIDTH * max(len(token) for token in tokens.rows),
+        left=TICK_ROOM + LETTER_WIDTH * longest_row_token,
         right=0.1,
-        top=between_rows,
-        bottom=0.5 + LETTER_WIDTH * max(len(token) for token in tokens.columns),
+        top=room_above_each_row,  # above the first row of panels
+        bottom=TEXT_ROOM + LETTER_WIDTH * longest_column_token,  # these tokens are written upwards
         between_columns=0.1,
-        between_rows=between_rows,
+        between_rows=room_above_each_row,  # above each other row
     )
 
 
 def count_columns_with_room(margins: Margins, panel_width: float) -> int:
     """Returns how many panels fit side by side in a picture; at least one."""
-    room = WIDTH - margins.left - margins.right + margins.between_columns
-    return max(1, math.floor(room / (panel_width + margins.between_columns)))
+    # Each column takes a panel and the space on its right. The last column has no such space, so it is added here.
+    room_for_columns = WIDTH - margins.left - margins.right + margins.between_columns
+    column_width = panel_width + margins.between_columns
+    return max(1, math.floor(room_for_columns / column_width))
 
 
 def weight_panels(model: Model, name: str, weights: Sequence[Sequence[Sequence[int]]]) -> Row:
@@ -267,37 +303,39 @@ def weight_panels(model: Model, name: str, weights: Sequence[Sequence[Sequence[i
     layer = model.attentions[name]["layer"]
     panels: Row = []
     for head, matrix in enumerate(weights):
-        panels.append(Panel([colors(matrix, **STYLE), title(f"layer {layer}, head {head}")], {}))
+        draw_weights = colors(matrix, **WEIGHT_COLORS)
+        draw_title = title(f"layer {layer}, head {head}")
+        panels.append(Panel(calls=[draw_weights, draw_title], settings={}))
     return panels
 
 
-def name_rows(row: Row, tokens: Sequence[str]) -> Row:
-    """Returns panels side by side, of which the first has the tokens on its left."""
-    first_panel, *other_panels = row
-    named = [add_call(first_panel, tick_names("y", tokens, fontsize=6))]
-    for panel in other_panels:
-        named.append(add_call(panel, without_ticks("y")))
-    return named
+def write_tokens_on_the_left(rows: Sequence[Row], tokens: Sequence[str]) -> list[Row]:
+    """Returns copies of rows in which the first panel of each row has the tokens on its left."""
+    write_tokens = tick_names("y", tokens, fontsize=6)
+    changed_rows = []
+    for row in rows:
+        first_panel, *other_panels = row
+        changed_row = [add_call(first_panel, write_tokens)]
+        for panel in other_panels:
+            changed_row.append(add_call(panel, without_ticks("y")))
+        changed_rows.append(changed_row)
+    return changed_rows
 
 
-def name_columns(panels: Row, columns: int, tokens: Sequence[str]) -> Row:
-    """Returns the panels of a picture, of which the lowest one in each column has the tokens below it.
+def write_tokens_below(rows: Sequence[Row], tokens: Sequence[str]) -> list[Row]:
+    """Returns copies of rows in which each panel without another panel just below it has the tokens below it.
 
-    Args:
-        panels: all panels, row by row; None is an empty place.
-        columns: how many panels a row has.
-        tokens: the tokens.
+    For example, a row of four heads is followed by a row of two heads. Then the third and the fourth head of the first
+    row, and both heads of the second row, have the tokens below them.
     """
-    named: Row = []
-    for place, panel in enumerate(panels):
-        if panel is None:
-            named.append(None)
-            continue
-        place_below = place + columns  # where the panel in the next row is
-        is_lowest = place_below >= len(panels) or panels[place_below] is None
-        if is_lowest:
-            ticks = tick_names("x", tokens, fontsize=6, rotation=90)
-        else:
-            ticks = without_ticks("x")
-        named.append(add_call(panel, ticks))
-    return named
+    write_tokens = tick_names("x", tokens, fontsize=6, rotation=90)
+    changed_rows = []
+    for row_number, row in enumerate(rows):
+        is_last_row = row_number == len(rows) - 1
+        length_of_next_row = 0 if is_last_row else len(rows[row_number + 1])
+        changed_row: Row = []
+        for column, panel in enumerate(row):
+            has_panel_below = column < length_of_next_row
+            changed_row.append(add_call(panel, without_ticks("x") if has_panel_below else write_tokens))
+        changed_rows.append(changed_row)
+    return changed_rows
