@@ -101,7 +101,8 @@ class Checkpoint:
         self.model.prepare_for_inference_(config)
         self.generator = self.task.build_generator([self.model], config.generation)
         self.generator.beam_size = args.beam
-        iterator = self.task.get_batch_iterator(self.task.dataset("test"), max_tokens=4096)
+        test_set = self.task.dataset("test")
+        iterator = self.task.get_batch_iterator(test_set, max_tokens=4096)  # max_tokens: of a batch
         self.batches: list[Any] = list(iterator.next_epoch_itr(shuffle=False))
         if args.device == "cuda":
             self.batches = [utils.move_to_cuda(batch) for batch in self.batches]

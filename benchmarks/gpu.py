@@ -432,6 +432,7 @@ def parse_flags() -> argparse.Namespace:
     )
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16"])
     parser.add_argument("--dry", action="store_true", help="on the CPU, in sizes of a few words: measures nothing")
+    # `list_check_commands` calls this script with one of these two flags, as each part is a process of its own.
     parser.add_argument("--correctness", type=Path, help="internal: the file to which the part `correct` is written")
     parser.add_argument("--backend", type=Path, help="internal: the file to which the part `backend` is written")
     args = parser.parse_args()

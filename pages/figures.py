@@ -120,19 +120,19 @@ def compute_figure(page: str, words: str) -> str:
     Raises UserError, which names the page and the comment, if the words are wrong or the results have no such figure.
     """
     name, *arguments = words.split()
-    place = f"{page}: '<!-- figure: {words} -->'"  # of an error
+    place_of_error = f"{page}: '<!-- figure: {words} -->'"
     if name not in FIGURES:
         names = ", ".join(FIGURES)
-        raise UserError(f"{place}: choose from {names}")
+        raise UserError(f"{place_of_error}: choose from {names}")
     function = FIGURES[name]
     try:
         return function(*arguments)
     except UserError as error:
-        raise UserError(f"{place}: {error}") from None
+        raise UserError(f"{place_of_error}: {error}") from None
     # A LookupError or a ValueError means that the results have no such table, model or number of updates. A TypeError
     # means that the number of words is wrong: the function takes fewer or more arguments.
     except (LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{place}: not in the results ({error}); see FIGURES in pages/figures.py") from None
+        raise UserError(f"{place_of_error}: not in the results ({error}); see FIGURES in pages/figures.py") from None
 
 
 # ---- speed
