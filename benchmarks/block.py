@@ -46,7 +46,7 @@ def build_block(name: str, length: int, causal: bool) -> nn.Module:
     Args:
         name: ``stock`` for fairseq's attention, ``lightconv`` or ``dynamicconv`` for fairseq's convolutions, or a
             variant of this project.
-        length: the most tokens that a sentence will have.
+        length: the most tokens that a sentence will have. A Synthesizer has parameters for at least `MAX_LENGTH`.
         causal: True for the decoder's, which sees no later tokens. Only a convolution is built differently for it.
     """
     torch.manual_seed(0)
@@ -60,7 +60,7 @@ def build_block(name: str, length: int, causal: bool) -> nn.Module:
         mixture="convex",
         num_heads=HEADS,
         head_dim=WIDTH // HEADS,
-        max_length=max(MAX_LENGTH, length),  # a model has parameters for more positions than a sentence has
+        max_length=max(MAX_LENGTH, length),
         rank=RANK,
     )
     return SyntheticAttention(WIDTH, HEADS, functions)
@@ -81,9 +81,11 @@ class Convolution(nn.Module):
         """
         super().__init__()
         convolution_class = LightweightConv if name == "lightconv" else DynamicConv
-        tokens_before = KERNEL_SIZE - 1 if causal else KERNEL_SIZE // 2
+        earlier_tokens = KERNEL_SIZE - 1 if causal else KERNEL_SIZE // 2  # that a token sees
         self.gate = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GLU())
-        self.conv = convolution_class(WIDTH, KERNEL_SIZE, padding_l=tokens_before, weight_softmax=True, num_heads=HEADS)
+        self.conv = convolution_class(
+            WIDTH, KERNEL_SIZE, padding_l=earlier_tokens, weight_softmax=True, num_heads=HEADS
+        )
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any, **_: Any) -> Any:
@@ -97,21 +99,37 @@ class Convolution(nn.Module):
         """
         x = self.gate(query)
         if key_padding_mask is not None:
-            x = x.masked_fill(key_padding_mask.transpose(0, 1).unsqueeze(2), 0)
+            is_padding = key_padding_mask.transpose(0, 1).unsqueeze(2)  # (T, B, 1)
+            x = x.masked_fill(is_padding, 0)
         return self.out(self.conv(x)), None
 
 
-def make_padding_mask(sentences: int, length: int, device: str) -> Tensor:
+def make_masks(module: nn.Module, x: Tensor, causal: bool) -> dict[str, Tensor | None]:
+    """Returns the masks with which a self-attention is called, as its keyword arguments.
+
+    Args:
+        module: the self-attention.
+        x: its input, (T, B, C).
+        causal: True for a mask of later tokens and no padding; False for padding.
+    """
+    if causal:
+        return {"key_padding_mask": None, "attn_mask": make_attention_mask(module, x)}
+    length, sentences, _ = x.shape
+    return {"key_padding_mask": make_padding_mask(sentences, length, x.device), "attn_mask": None}
+
+
+def make_padding_mask(sentences: int, length: int, device: torch.device) -> Tensor:
     """Returns a padding mask (B, T), True at padding, for sentences of three lengths, the longest first.
 
     Half of the sentences have all tokens, a quarter is a sixteenth shorter, and the last quarter an eighth.
     """
-    lengths = torch.full((sentences,), length)
-    reduction = max(1, length // 16)
-    lengths[sentences // 2 :] -= reduction
-    lengths[3 * sentences // 4 :] -= reduction  # for the second time
-    positions = torch.arange(length)
-    return (positions[None] >= lengths[:, None]).to(device)
+    lengths = torch.full((sentences,), length)  # (B,)
+    a_sixteenth = max(1, length // 16)
+    lengths[sentences // 2 :] -= a_sixteenth
+    lengths[3 * sentences // 4 :] -= a_sixteenth  # The last quarter is shortened a second time.
+    positions = torch.arange(length)  # (T,)
+    is_padding = positions.unsqueeze(0) >= lengths.unsqueeze(1)  # (B, T)
+    return is_padding.to(device)
 
 
 def make_attention_mask(module: nn.Module, x: Tensor) -> Tensor:
@@ -127,7 +145,8 @@ def make_attention_mask(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(module, SyntheticAttention):
         return causal_mask(x)
     length = x.size(0)
-    return torch.triu(torch.full((length, length), float("-inf"), device=x.device, dtype=x.dtype), 1)
+    matrix = torch.full((length, length), float("-inf"), device=x.device, dtype=x.dtype)
+    return matrix.triu(diagonal=1)  # The token itself, on the diagonal, and earlier tokens are 0.
 
 
 def make_step(module: nn.Module, shape: str, causal: bool, args: argparse.Namespace) -> Function:
@@ -144,19 +163,14 @@ def make_step(module: nn.Module, shape: str, causal: bool, args: argparse.Namesp
     module.to(args.device, dtype).train()
     x = torch.randn(length, sentences, WIDTH, device=args.device, dtype=dtype, requires_grad=True)
     output_gradient = torch.randn_like(x)
-    key_padding_mask = None
-    attention_mask = None
-    if causal:
-        attention_mask = make_attention_mask(module, x)
-    else:
-        key_padding_mask = make_padding_mask(sentences, length, args.device)
+    masks = make_masks(module, x, causal)
     tensors_with_gradients = [x, *module.parameters()]
 
     def step() -> None:
         """Runs the attention forward and backward once."""
-        output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attention_mask)
+        output, _ = module(query=x, key=x, value=x, need_weights=False, **masks)
         output.backward(output_gradient)
-        # zero_grad() would take longer for variants that consist of more modules.
+        # module.zero_grad() would take longer for variants that consist of more modules.
         for tensor in tensors_with_gradients:
             tensor.grad = None
 
@@ -192,7 +206,8 @@ def main() -> None:
             # Only two are timed at a time, so that their times are taken within a second of each other.
             comparison = compare_variant(variant, shape, args)
             rows[variant].update(table_cells(shape, comparison))
-    report(f"attention block, {'causal' if args.causal else 'padded'}", "stock's time / this one's", rows, args)
+    mask = "causal" if args.causal else "padded"
+    report(f"attention block, {mask}", "stock's time / this one's", rows, args)
 
 
 if __name__ == "__main__":

@@ -144,11 +144,12 @@ def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args:
         rows: {name of a variant: {heading of a column: value}}.
         args: the command line's flags.
     """
-    origin = describe_environment(gpus=1 if args.device == "cuda" else 0)
+    origin = describe_environment(gpus=1 if args.device == "cuda" else 0)  # machine, versions of programs, and commit
     versions = ", ".join(f"{program} {version}" for program, version in origin["versions"].items())
     print(f"\n{title}; {unit}; {origin['hardware']}; {versions}\n")
     print(format_table(rows), end="")
     if args.out:
+        # The file itself is named neither among the flags nor in the command.
         flags = {name: value for name, value in vars(args).items() if name != "out"}
         record = {
             "benchmark": title,
@@ -184,17 +185,15 @@ def describe_command(device: str) -> str:
 
     On a GPU, the environment variable that switches the Triton kernels is in front of it, if it is set.
     """
-    words = ["python", f"benchmarks/{Path(sys.argv[0]).name}"]
+    script, *arguments = sys.argv
+    while "--out" in arguments:
+        position = arguments.index("--out")
+        del arguments[position : position + 2]  # the flag and its value
+    command = " ".join(["python", f"benchmarks/{Path(script).name}", *arguments])
     switch = os.environ.get(kernels.VARIABLE)
     if switch and device == "cuda":
-        words.insert(0, f"{kernels.VARIABLE}={switch}")
-    previous_word = ""
-    for word in sys.argv[1:]:
-        is_out_or_its_value = word == "--out" or previous_word == "--out"
-        if not is_out_or_its_value:
-            words.append(word)
-        previous_word = word
-    return " ".join(words)
+        return f"{kernels.VARIABLE}={switch} {command}"
+    return command
 
 
 # ---- models
@@ -209,27 +208,27 @@ def make_dictionary(num_entries: int) -> Dictionary:
     return dictionary
 
 
-def build_base_model(name: str, dictionary: Dictionary, max_length: int, **flags: Any) -> Any:
+def build_base_model(name: str, dictionary: Dictionary, max_length: int, **sizes: int) -> Any:
     """Builds the base model of WMT English–German without dropout, with the same random weights in every call.
 
     Args:
         name: ``stock``, ``lightconv``, ``dynamicconv``, or a value of ``--encoder-synthesizer``.
         dictionary: the vocabulary of both languages; all embeddings are shared.
         max_length: the most tokens of a source and of a target.
-        flags: further fields of the model's arguments, such as its sizes.
+        sizes: other sizes than those of the base model, such as ``encoder_embed_dim``.
     """
-    # In this dict, later entries override earlier ones.
-    fields = {
-        "share_all_embeddings": True,
-        "dropout": 0.0,
-        "max_source_positions": max_length,
-        "max_target_positions": max_length,
-        **flags,
-        **list_own_flags(name, max_length),
-    }
     arch = choose_architecture(name)
-    model_args = argparse.Namespace(arch=arch, **fields)
-    ARCH_CONFIG_REGISTRY[arch](model_args)  # adds the other fields of the architecture to `model_args`, in place
+    model_args = argparse.Namespace(
+        arch=arch,
+        share_all_embeddings=True,
+        dropout=0.0,
+        max_source_positions=max_length,
+        max_target_positions=max_length,
+        **sizes,
+        **list_distinguishing_flags(name, max_length),
+    )
+    add_flags_of_architecture = ARCH_CONFIG_REGISTRY[arch]
+    add_flags_of_architecture(model_args)  # sets all flags that are not in `model_args` yet
     torch.manual_seed(0)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     return ARCH_MODEL_REGISTRY[arch].build_model(model_args, task)
@@ -244,8 +243,11 @@ def choose_architecture(name: str) -> str:
     return "transformer_synth_vanilla_wmt_en_de"
 
 
-def list_own_flags(name: str, max_length: int) -> dict[str, Any]:
-    """Returns the fields of the model's arguments that tell one model from the others of its architecture."""
+def list_distinguishing_flags(name: str, max_length: int) -> dict[str, Any]:
+    """Returns the flags that tell a model from the others of its architecture, by their names in fairseq's arguments.
+
+    `max_length` is the most tokens that a Synthesizer has parameters for.
+    """
     if name == STOCK:
         return {}
     if name in CONVOLUTIONS:

@@ -55,7 +55,7 @@ class RandomModel:
             model.decoder.dictionary,
             beam_size=args.beam,
             # A translation has at least `min_len` tokens, and at most max_len_a * (length of its source) + max_len_b.
-            # With these values, it has `args.tokens` tokens.
+            # With these values, it has exactly `args.tokens` tokens.
             max_len_a=0,
             max_len_b=args.tokens,
             min_len=args.tokens,
@@ -101,7 +101,8 @@ class Checkpoint:
         self.model.prepare_for_inference_(config)
         self.generator = self.task.build_generator([self.model], config.generation)
         self.generator.beam_size = args.beam
-        iterator = self.task.get_batch_iterator(self.task.dataset("test"), max_tokens=4096)
+        test_set = self.task.dataset("test")
+        iterator = self.task.get_batch_iterator(test_set, max_tokens=4096)  # max_tokens: of a batch
         self.batches: list[Any] = list(iterator.next_epoch_itr(shuffle=False))
         if args.device == "cuda":
             self.batches = [utils.move_to_cuda(batch) for batch in self.batches]
@@ -144,13 +145,13 @@ def compare_translations(
     comparisons = compare_with_stock(functions, args.device, args.rounds)
     rows = {}
     for name, comparison in comparisons.items():
-        # `comparison` has the baseline's time divided by this model's. A model that writes twice as many tokens in the
-        # same time is twice as fast. `num_tokens` was set by `translate`, which has run above.
-        relative_num_tokens = models[name].num_tokens / models[STOCK].num_tokens
+        # `comparison` has the baseline's seconds divided by this model's. To compare tokens a second, it is multiplied
+        # by this model's tokens divided by the baseline's. `translate`, which has run by now, has counted them.
+        ratio_of_tokens = models[name].num_tokens / models[STOCK].num_tokens
         rows[name] = {
-            "ratio": comparison.ratio * relative_num_tokens,
-            "lowest": comparison.lowest * relative_num_tokens,
-            "highest": comparison.highest * relative_num_tokens,
+            "ratio": comparison.ratio * ratio_of_tokens,
+            "lowest": comparison.lowest * ratio_of_tokens,
+            "highest": comparison.highest * ratio_of_tokens,
         }
     return rows
 
@@ -173,9 +174,9 @@ def parse_flags() -> argparse.Namespace:
         sys.exit("error: --checkpoints and --data go together")
     if args.checkpoints:
         flags_of_random_models = ("variants", "words", "tokens", "source_tokens", "sentences")
-        ignored = list_changed_flags(parser, args, flags_of_random_models)
-        if ignored:
-            sys.exit(f"error: {' '.join(ignored)}: not for --checkpoints, which translate a test set; leave them out")
+        useless = list_changed_flags(parser, args, flags_of_random_models)
+        if useless:
+            sys.exit(f"error: {' '.join(useless)}: not for --checkpoints, which translate a test set; leave them out")
     return args
 
 

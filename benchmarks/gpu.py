@@ -31,7 +31,10 @@ from fairseq_synth.masks import causal_mask
 TIME_LIMIT_IN_MINUTES = 9  # for each part
 SIMPLE = ["random", "relative_random", "fixed_random", "factorized_random", "dense"]
 MIXED = [name for name in VARIANTS if name not in SIMPLE and name != "vanilla"]
-RESULT = "OUT"  # the word of a command in whose place the path of the result's file is put
+RESULT = "OUT"  # stands in a command for the path of the result's file, which is filled in when the command is run
+# The sizes of the self-attention that `check_correctness` computes with --dry.
+DRY_WIDTH = 32
+DRY_HEADS = 2
 LARGEST_ERROR = 0.05  # relative error of half precision at which `check_correctness` fails
 
 
@@ -48,6 +51,7 @@ class Sizes(NamedTuple):
     memory: str
     rounds: str
     block_rounds: str  # more, as a round of a self-attention takes milliseconds, which vary
+    vocabulary: list[str]  # flags with the size of the vocabulary of a training step; empty: the default
     generate: list[str]  # flags of a beam search
 
 
@@ -59,6 +63,7 @@ REAL = Sizes(
     memory="256x256",
     rounds="10",
     block_rounds="50",
+    vocabulary=[],
     generate=[],
 )
 DRY = Sizes(
@@ -69,17 +74,18 @@ DRY = Sizes(
     memory="8x64",  # less cannot be measured
     rounds="1",
     block_rounds="1",
+    vocabulary=["--words", "50"],
     generate=["--tokens", "3", "--sentences", "2", "--words", "50"],
 )
 
 
 def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Returns {name of a part: the arguments with which python runs it}.
+    """Returns {name of a part: its command}, where a command is a list of the arguments with which python runs it.
 
     The parts that `list_parts` repeats with the Triton kernels are not among them, as they have the same commands.
     """
     commands = {**list_test_commands(args), **list_check_commands(args)}
-    # The variants are in two groups, so that each part ends within its time limit.
+    # A benchmark is one part for the simple variants and one for the others, so that each ends within its time limit.
     for group, variants in (("simple", SIMPLE), ("mixed", MIXED)):
         timed_variants = variants[:1] if args.dry else variants
         for benchmark, command in list_benchmark_commands(timed_variants, args).items():
@@ -90,16 +96,17 @@ def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
 def list_test_commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns {name of a part: its command} for the tests that need a GPU.
 
-    With --dry, each command runs one short test.
+    With --dry, each command runs one short test, which ``-k`` chooses by its name.
     """
-    pytest = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
+    pytest = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]  # without files of a cache
     tests = [*pytest, "tests/test_computations.py", "tests/test_attention.py"]
     kernel_tests = [*pytest, "tests/kernels"]
     if args.dry:
         tests.append("-k=test_the_output_for_padding_is_finite")
         kernel_tests.append("-k=test_off_by_default")
     else:
-        num_processes = min(16, os.cpu_count() or 1)  # most of the time is the compiler's
+        # Most of the time, Triton compiles on the CPU, so several processes share one GPU.
+        num_processes = min(16, os.cpu_count() or 1)
         kernel_tests += ["-n", str(num_processes)]
     return {"tests": tests, "tests-kernels": kernel_tests}
 
@@ -116,20 +123,20 @@ def list_check_commands(args: argparse.Namespace) -> dict[str, list[str]]:
 def list_benchmark_commands(variants: list[str], args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns {name of a benchmark: its command} for all benchmarks of some variants."""
     sizes = DRY if args.dry else REAL
-    common = ["--variants", *variants, "--device", args.device, "--dtype", args.dtype, "--out", RESULT]
-    block = ["benchmarks/block.py", *common, "--rounds", sizes.block_rounds]
-    step = ["benchmarks/step.py", *common, "--rounds", sizes.rounds]
-    memory = ["benchmarks/memory.py", *common, "--rounds", "1"]  # torch's allocator does not vary
-    generate = ["benchmarks/generate.py", *common, "--rounds", sizes.rounds]
-    vocabulary = ["--words", "50"] if args.dry else []
-    step_data = ["--shapes", *sizes.short]
+    common_flags = ["--variants", *variants, "--device", args.device, "--dtype", args.dtype, "--out", RESULT]
+    block = ["benchmarks/block.py", *common_flags, "--rounds", sizes.block_rounds]
+    step = ["benchmarks/step.py", *common_flags, "--rounds", sizes.rounds]
+    memory = ["benchmarks/memory.py", *common_flags, "--rounds", "1"]  # the memory of a GPU is the same in all rounds
+    generate = ["benchmarks/generate.py", *common_flags, "--rounds", sizes.rounds]
     if args.data:
-        step_data = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"]
+        batches = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"]
+    else:
+        batches = ["--shapes", *sizes.short]
     return {
         "block": [*block, "--shapes", *sizes.short, sizes.square],
         "causal": [*block, "--shapes", sizes.causal, "--causal"],
-        "step": [*step, *step_data, *vocabulary],
-        "step-large": [*step, "--shapes", sizes.large_step, *vocabulary],
+        "step": [*step, *batches, *sizes.vocabulary],
+        "step-large": [*step, "--shapes", sizes.large_step, *sizes.vocabulary],
         "memory": [*memory, "--shapes", sizes.memory],
         "generate": [*generate, *sizes.generate],
     }
@@ -153,7 +160,7 @@ class PartFiles(NamedTuple):
     """The files that a part leaves in the folder of the results."""
 
     result: Path
-    unfinished: Path  # the result while the part is running
+    unfinished: Path  # the result while the command is running, so that a command that fails leaves no result
     command: Path  # the command that the result is of
     log: Path  # the output of the command
 
@@ -175,65 +182,58 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
         log=args.out / f"{part}.log",
     )
     name, _, suffix = part.partition("+")
-    arguments = list_commands(args)[name]
-    if has_result(files, arguments):
+    command = list_commands(args)[name]
+    if has_result(files, command):
         print(f"{part}: has a result in {files.result}")
         return True
-    prepare_files(files, arguments)
-    # While the command is running, its result has another name, so that a part that fails leaves no result.
-    words = [str(files.unfinished) if word == RESULT else word for word in arguments]
-    command = [sys.executable, *words]
-    print(f"{part}: {' '.join(command)}", flush=True)
+    prepare_files(files, command)
+    arguments = [str(files.unfinished) if word == RESULT else word for word in command]
+    print(f"{part}: {sys.executable} {' '.join(arguments)}", flush=True)
     with_kernels = suffix == "kernels" or name == "correct"  # the part "correct" checks the kernels
-    problem = run_command(command, with_kernels, args.dry, files.log)
+    problem = run_python(arguments, with_kernels=with_kernels, dry=args.dry, log=files.log)
     if problem:
         print(f"{part}: {problem}; its output is in {files.log}")
         return False
-    finish_result(files, command)
+    if not files.unfinished.exists():  # pytest writes no file
+        write_summary(files, arguments)
+    files.unfinished.rename(files.result)
     return True
 
 
-def prepare_files(files: PartFiles, arguments: list[str]) -> None:
-    """Removes the results that an earlier run of a part has left, and writes the part's command to a file.
-
-    `arguments`: the arguments of Python in this command.
-    """
+def prepare_files(files: PartFiles, command: list[str]) -> None:
+    """Removes the results that an earlier run of a part has left, and writes the part's command to a file."""
     files.result.unlink(missing_ok=True)  # the result of another command
     files.unfinished.unlink(missing_ok=True)
-    files.command.write_text(" ".join(arguments))
+    files.command.write_text(" ".join(command))
 
 
-def finish_result(files: PartFiles, command: list[str]) -> None:
-    """Gives the result of a part its final name.
+def write_summary(files: PartFiles, arguments: list[str]) -> None:
+    """Writes the result of a command that writes none: its arguments, and the last line of its output.
 
-    Some commands, the tests, write no result. Then the result is the last line of their output.
-
-    Args:
-        files: the files of the part.
-        command: Python and its arguments.
+    This line is pytest's summary, such as "81 passed in 95.20s". It is written as a list, which is empty if the command
+    has printed nothing.
     """
-    if not files.unfinished.exists():
-        last_line = files.log.read_text().splitlines()[-1:]
-        files.unfinished.write_text(json.dumps({"command": command[1:], "summary": last_line}, indent=2))
-    files.unfinished.rename(files.result)
+    last_lines = files.log.read_text().splitlines()[-1:]
+    files.unfinished.write_text(json.dumps({"command": arguments, "summary": last_lines}, indent=2))
 
 
-def has_result(files: PartFiles, arguments: list[str]) -> bool:
-    """Returns whether there is a result, and whether it is of the command with these arguments."""
+def has_result(files: PartFiles, command: list[str]) -> bool:
+    """Returns whether there is a result, and whether it is the result of this command."""
     if not files.result.exists() or not files.command.exists():
         return False
-    return files.command.read_text() == " ".join(arguments)
+    return files.command.read_text() == " ".join(command)
 
 
-def run_command(command: list[str], with_kernels: bool, dry: bool, log: Path) -> str:
-    """Runs a command with a time limit, and returns what went wrong; "" if it has succeeded.
+def run_python(arguments: list[str], with_kernels: bool, dry: bool, log: Path) -> str:
+    """Runs Python with a time limit, and returns what went wrong; "" if it has succeeded.
 
     Args:
-        command: the program and its arguments.
+        arguments: a script, or ``-m`` and a module, and its arguments.
         with_kernels: whether the Triton kernels are switched on.
-        dry: whether these run in Triton's interpreter, without a GPU.
-        log: the file to which the command's output is written.
+        dry: whether the kernels run in Triton's interpreter, without a GPU.
+        log: the file to which the output is written.
     """
+    command = [sys.executable, *arguments]
     environment = {**os.environ, kernels.VARIABLE: "1" if with_kernels else "0"}
     if dry:
         environment["TRITON_INTERPRET"] = "1"
@@ -264,8 +264,8 @@ class CheckShape(NamedTuple):
 def check_correctness(out: Path, dry: bool) -> None:
     """Checks that the Triton kernels compute every variant correctly in half precision.
 
-    Writes what `check_variant` returns for each variant and shape to a JSON file. Ends with an error if a variant was
-    not computed by the kernels, if two runs differ, or if the values are too far from those in fp64.
+    Writes what `check_variant` returns for each variant and shape to a JSON file. Then ends with an error if a variant
+    was not computed by the kernels, if two runs differ, or if the values are too far from those in fp64.
 
     Args:
         out: the JSON file.
@@ -277,22 +277,20 @@ def check_correctness(out: Path, dry: bool) -> None:
         shapes = [CheckShape(3, 7)]
     else:
         shapes = [CheckShape(64, 32), CheckShape(32, 128), CheckShape(4, 1024, causal=True)]
-    rows = {}
-    for name in variants:
+    findings = {}  # for example {"random 64x32": what `check_variant` returns}
+    for variant in variants:
         for shape in shapes:
-            rows[f"{name} {shape.sentences}x{shape.length}"] = check_variant(name, shape, dry)
-    out.write_text(json.dumps(rows, indent=2) + "\n")
-    wrong = [name for name, row in rows.items() if not is_correct(row)]
+            findings[f"{variant} {shape.sentences}x{shape.length}"] = check_variant(variant, shape, dry)
+    out.write_text(json.dumps(findings, indent=2) + "\n")
+    wrong = [name for name, finding in findings.items() if not is_correct(finding)]
     if wrong:
-        sys.exit(
-            f"error: without kernels, with unequal bits or with an error of {LARGEST_ERROR}: {', '.join(wrong)}; "
-            f"see {out}"
-        )
+        names = ", ".join(wrong)
+        sys.exit(f"error: without kernels, with unequal bits or with an error of {LARGEST_ERROR}: {names}; see {out}")
 
 
-def is_correct(row: dict[str, Any]) -> bool:
+def is_correct(finding: dict[str, Any]) -> bool:
     """Returns whether what `check_variant` returns is as it should be."""
-    return bool(row["kernels"]) and row["equal bits"] and row["error"] < LARGEST_ERROR
+    return bool(finding["kernels"]) and finding["equal bits"] and finding["error"] < LARGEST_ERROR
 
 
 def check_variant(name: str, shape: CheckShape, dry: bool) -> dict[str, Any]:
@@ -308,22 +306,25 @@ def check_variant(name: str, shape: CheckShape, dry: bool) -> dict[str, Any]:
         ``error``, the largest error of output and gradients, each relative to its largest value if that is above 1.
     """
     batch = make_check_batch(shape, dry)
-    width = 32 if dry else WIDTH
-    heads = 2 if dry else HEADS
+    width = DRY_WIDTH if dry else WIDTH
+    heads = DRY_HEADS if dry else HEADS
     # `build_block` takes the sizes from its module, benchmarks/block.py, and not as arguments.
     with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
         module = build_block(name, shape.length, shape.causal).to(batch.x.device, batch.x.dtype).train()
-    # The first result is dropped: in their first call, the kernels are launched more often, to check themselves.
+    # This result is not used. In their first call, the kernels are launched more often, because they check themselves.
     run_block(module, batch)
-    with mock.patch.object(kernels, "run", wraps=kernels.run) as kernels_run:
-        first = run_block(module, batch)
-        second = run_block(module, batch)
-    module.double()  # the kernels do not support fp64, so this is computed without them
-    exact = run_block(module, batch)
+    # Each launch of a kernel is a call of kernels.run, which is counted during the two runs and works as usual.
+    with mock.patch.object(kernels, "run", wraps=kernels.run) as counted_run:
+        first_result = run_block(module, batch)
+        second_result = run_block(module, batch)
+    launches_of_each_run = counted_run.call_count // 2
+    module.double()  # the kernels do not support fp64, so the next result is computed without them
+    exact_result = run_block(module, batch)
+    errors = [relative_error(tensor, exact) for tensor, exact in zip(first_result, exact_result)]
     return {
-        "kernels": kernels_run.call_count // 2,
-        "equal bits": all(torch.equal(one, other) for one, other in zip(first, second)),
-        "error": max(relative_error(value, exact_value) for value, exact_value in zip(first, exact)),
+        "kernels": launches_of_each_run,
+        "equal bits": all(torch.equal(first, second) for first, second in zip(first_result, second_result)),
+        "error": max(errors),
     }
 
 
@@ -347,29 +348,30 @@ class CheckBatch(NamedTuple):
 
 
 def make_check_batch(shape: CheckShape, dry: bool) -> CheckBatch:
-    """Returns a random batch in half precision. Without a mask of later tokens, its lengths rise evenly from 0.
+    """Returns a random batch in half precision, with padding if it has no mask of later tokens.
 
     Args:
         shape: the size of the batch.
         dry: whether the batch is narrow and on the CPU.
     """
-    sentences, length, causal = shape
-    device, dtype = ("cpu", torch.float16) if dry else ("cuda", torch.bfloat16)
-    width = 32 if dry else WIDTH
+    device = "cpu" if dry else "cuda"
+    dtype = torch.float16 if dry else torch.bfloat16
+    width = DRY_WIDTH if dry else WIDTH
     torch.manual_seed(0)
-    x, output_gradient = torch.randn(2, length, sentences, width, device=device).to(dtype)
-    if causal:
-        return CheckBatch(x, output_gradient, key_padding_mask=None, token_factor=torch.ones_like(x[..., :1]))
-    # Sentence b of B has b T / B tokens, rounded down, so the first one is empty.
-    lengths = torch.arange(sentences, device=device) * length // sentences  # (B,)
-    positions = torch.arange(length, device=device)  # (T,)
-    key_padding_mask = positions[None] >= lengths[:, None]  # (B, T)
-    token_factor = (~key_padding_mask).t().unsqueeze(-1).to(dtype)  # (T, B, 1)
-    return CheckBatch(x, output_gradient, key_padding_mask, token_factor)
+    x, output_gradient = torch.randn(2, shape.length, shape.sentences, width, device=device).to(dtype)
+    if shape.causal:
+        every_position = torch.ones(shape.length, shape.sentences, 1, device=device, dtype=dtype)
+        return CheckBatch(x, output_gradient, key_padding_mask=None, token_factor=every_position)
+    # The lengths rise evenly: sentence b of B has b T / B tokens, rounded down. So the first sentence is empty.
+    lengths = torch.arange(shape.sentences, device=device) * shape.length // shape.sentences  # (B,)
+    positions = torch.arange(shape.length, device=device)  # (T,)
+    key_padding_mask = positions.unsqueeze(0) >= lengths.unsqueeze(1)  # (B, T)
+    is_token = ~key_padding_mask.transpose(0, 1)  # (T, B)
+    return CheckBatch(x, output_gradient, key_padding_mask, token_factor=is_token.unsqueeze(2).to(dtype))
 
 
 def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
-    """Runs a self-attention forward and backward, in the dtype of its parameters.
+    """Runs a self-attention forward and backward. The batch is converted to the dtype of its parameters.
 
     Returns:
         its output, which is set to 0 at padding, the gradient of its input, and the gradients of all parameters.
@@ -378,14 +380,14 @@ def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
     x = batch.x.detach().clone().to(dtype).requires_grad_()
     attention_mask = causal_mask(x) if batch.is_causal() else None
     output, _ = module(x, key_padding_mask=batch.key_padding_mask, attn_mask=attention_mask)
-    output = output * batch.token_factor.to(dtype)
+    output = output * batch.token_factor.to(dtype)  # what is computed at padding has no meaning
     module.zero_grad()
     output.backward(batch.output_gradient.to(dtype))
     parameter_gradients = [parameter.grad for parameter in module.parameters()]
     return [output.detach(), x.grad, *parameter_gradients]
 
 
-def list_backend(out: Path, dry: bool) -> None:
+def write_backend(out: Path, dry: bool) -> None:
     """Writes to a JSON file which kernels stock fairseq's self-attention launches on this device, for some shapes.
 
     The names of the kernels show which implementation of attention torch has chosen.
@@ -417,7 +419,10 @@ def list_backend(out: Path, dry: bool) -> None:
 
 
 def parse_flags() -> argparse.Namespace:
-    """Returns the flags of the command line, with the device. Ends with a one-line error if there is no GPU."""
+    """Returns the flags of the command line, and as `device` where the parts run.
+
+    Ends with a one-line error if a GPU is needed and there is none.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", help="the parts to run, or what they begin with (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names of the parts")
@@ -427,12 +432,13 @@ def parse_flags() -> argparse.Namespace:
     )
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16"])
     parser.add_argument("--dry", action="store_true", help="on the CPU, in sizes of a few words: measures nothing")
+    # `list_check_commands` calls this script with one of these two flags, as each part is a process of its own.
     parser.add_argument("--correctness", type=Path, help="internal: the file to which the part `correct` is written")
     parser.add_argument("--backend", type=Path, help="internal: the file to which the part `backend` is written")
     args = parser.parse_args()
     args.device = "cpu" if args.dry else "cuda"
     if args.dry:
-        args.dtype = "fp32"
+        args.dtype = "fp32"  # --dtype is for a GPU
     elif not torch.cuda.is_available() and not args.list:
         sys.exit("error: this machine has no GPU that torch can use; --dry shows the parts on a CPU")
     return args
@@ -446,10 +452,16 @@ def choose_parts(args: argparse.Namespace) -> list[str]:
     parts = list_parts(args)
     if not args.parts:
         return parts
-    unknown = [word for word in args.parts if not any(part.startswith(word) for part in parts)]
-    if unknown:
-        sys.exit(f"error: --parts {' '.join(unknown)}: choose from {', '.join(parts)}")
-    return [part for part in parts if part.startswith(tuple(args.parts))]
+    chosen = set()
+    unknown_words = []
+    for word in args.parts:
+        parts_of_word = [part for part in parts if part.startswith(word)]
+        chosen.update(parts_of_word)
+        if not parts_of_word:
+            unknown_words.append(word)
+    if unknown_words:
+        sys.exit(f"error: --parts {' '.join(unknown_words)}: choose from {', '.join(parts)}")
+    return [part for part in parts if part in chosen]  # in the order in which they are run
 
 
 def main() -> None:
@@ -458,7 +470,7 @@ def main() -> None:
     if args.correctness:
         check_correctness(args.correctness, args.dry)
     elif args.backend:
-        list_backend(args.backend, args.dry)
+        write_backend(args.backend, args.dry)
     elif args.list:
         print("\n".join(choose_parts(args)))
     else:

@@ -51,6 +51,10 @@ from fairseq_synth.architectures import VARIANTS
 ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 WITHOUT_KERNEL = {"detach", "_unsafe_view", "lift_fresh", *ALLOCATIONS}
 NUM_WORDS = 100  # entries of the vocabulary of a beam search
+# The size of the batch and of the self-attention for which the CPU's own time is measured.
+HOST_SENTENCES = 4
+HOST_LENGTH = 8
+HOST_WIDTH = 64
 OnCall = Callable[[str], None]  # takes the name of a call
 OnLaunch = Callable[[Any, Any], None]  # takes a launch of a Triton kernel, and the kernel's tensors
 
@@ -109,10 +113,10 @@ class FusedAttention(torch.autograd.Function):
 
 @contextlib.contextmanager
 def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterator[None]:
-    """Makes this project's attention choose its computation as on a GPU that all its kernels support, during the body.
+    """During the body, makes this project's attention choose its computation as on a GPU that supports all its kernels.
 
-    Nothing is launched: functions that only report their call take the place of the Triton kernels and of torch's fused
-    attention.
+    The body can run without a GPU, because nothing is launched: `on_launch` takes the place of the launch of a Triton
+    kernel, and a function that computes nothing takes the place of torch's fused attention.
 
     Args:
         with_kernels: whether the Triton kernels are switched on.
@@ -120,29 +124,30 @@ def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterat
         on_call: is called for torch's fused attention, once forward and once backward.
     """
 
-    def fused_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
-        """Takes the place of torch's scaled_dot_product_attention, whose further arguments do not matter here."""
-        return FusedAttention.apply(on_call, query, key, value, attn_mask)
-
-    def load(plan: Any, _: Any) -> bool:
-        """Takes the place of the function that compiles and checks the Triton kernels, which needs a GPU."""
+    def pretend_to_load(plan: Any, _: Any) -> bool:
+        """Takes the place of kernels.load, which compiles the Triton kernels and checks them on a GPU."""
         plan.is_loaded = True
         return True
 
-    computations = "fairseq_synth.computations"
-    switch = "1" if with_kernels else "0"
-    patches = [
-        # whether the kernels are used at all, whether the device is new enough, how they are compiled and launched
-        mock.patch.multiple(kernels, SWITCH=switch, device_fits=lambda *_: True, load=load, run=on_launch),
-        # two computations of this project, which work differently on a CPU
-        mock.patch(f"{computations}.fused.on_cpu", lambda _: False),
-        mock.patch(f"{computations}.tiled.on_cpu", lambda _: False),
-        # on the device "meta", torch would compute its fused attention by other operations than on a GPU
-        mock.patch("torch.nn.functional.scaled_dot_product_attention", fused_attention),
-    ]
-    with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
+    def report_fused_attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any
+    ) -> Any:
+        """Takes the place of torch's scaled_dot_product_attention, whose further arguments do not matter here."""
+        return FusedAttention.apply(on_call, query, key, value, attn_mask)
+
+    patched_kernels = mock.patch.multiple(
+        kernels,
+        SWITCH="1" if with_kernels else "0",
+        device_fits=lambda *_: True,  # every device is new enough
+        load=pretend_to_load,
+        run=on_launch,
+    )
+    # Two computations of this project work differently on a CPU, and ask this function whether they are on one.
+    patched_fused = mock.patch("fairseq_synth.computations.fused.on_cpu", lambda _: False)
+    patched_tiled = mock.patch("fairseq_synth.computations.tiled.on_cpu", lambda _: False)
+    # On a CPU and on the device "meta", torch would compute its fused attention by other operations than on a GPU.
+    patched_torch = mock.patch("torch.nn.functional.scaled_dot_product_attention", report_fused_attention)
+    with patched_kernels, patched_fused, patched_tiled, patched_torch:
         yield
 
 
@@ -156,8 +161,8 @@ def list_calls(
 ) -> list[str]:
     """Returns the names of the kernels that a self-attention launches on a GPU, forward and backward.
 
-    No GPU is needed. The tensors are on torch's device "meta", where every operation is dispatched as usual, but
-    nothing is computed: tensors have a shape and a dtype, and no values. So all inputs and gradients can be empty.
+    No GPU is needed. The tensors are on torch's device "meta", where the operations are called as usual, but nothing is
+    computed: tensors have a shape and a dtype, and no values. So the input and the gradient of the output can be empty.
 
     Args:
         name: ``stock`` or a variant.
@@ -167,23 +172,22 @@ def list_calls(
         dtype: of parameters and input.
         with_kernels: whether the Triton kernels compute the variants that they support.
     """
-    counter = CallCounter()
+    counter = CallCounter()  # adds the calls of ATen to counter.calls
 
-    def on_launch(launch: Any, _: Any) -> None:
+    def count_fused_attention(name_of_call: str) -> None:
+        """Adds a call of torch's fused attention to the calls of ATen."""
+        counter.calls.append(name_of_call)
+
+    def count_launch(launch: Any, _: Any) -> None:
         """Adds the Triton kernel of a launch to the calls of ATen."""
         counter.calls.append(launch.kernel.__name__)
 
     with torch.device("meta"):
         module = block.build_block(name, length, causal=not padded).to(dtype).train()
         x = torch.empty(length, sentences, module.embed_dim, dtype=dtype, requires_grad=True)
-        key_padding_mask = None
-        attention_mask = None
-        if padded:
-            key_padding_mask = torch.empty(sentences, length, dtype=torch.bool)
-        else:
-            attention_mask = block.make_attention_mask(module, x)
-    with on_a_gpu(with_kernels, on_launch=on_launch, on_call=counter.calls.append), counter:
-        output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False, attn_mask=attention_mask)
+        masks = block.make_masks(module, x, causal=not padded)
+    with on_a_gpu(with_kernels, on_launch=count_launch, on_call=count_fused_attention), counter:
+        output, _ = module(query=x, key=x, value=x, need_weights=False, **masks)
         output.backward(torch.empty_like(output))
     return counter.calls
 
@@ -196,15 +200,19 @@ def count_calls_of_decoding(name: str, beam: int = 4) -> int:
         beam: the size of the beam.
     """
     # A narrow model makes the same calls in less time.
-    narrow_sizes = {}
-    for side in ("encoder", "decoder"):
-        narrow_sizes[f"{side}_embed_dim"] = 64
-        narrow_sizes[f"{side}_ffn_embed_dim"] = 64
+    narrow_sizes = {
+        "encoder_embed_dim": 64,
+        "encoder_ffn_embed_dim": 64,
+        "decoder_embed_dim": 64,
+        "decoder_ffn_embed_dim": 64,
+    }
     dictionary = make_dictionary(NUM_WORDS)
     model = build_base_model(name, dictionary, max_length=256, **narrow_sizes).eval()
     model.make_generation_fast_()
-    # A search of 5 tokens is a search of 4 tokens and one step more.
-    return count_calls_of_search(model, beam, tokens=5) - count_calls_of_search(model, beam, tokens=4)
+    # A search of 5 tokens has one step more than a search of 4 tokens.
+    calls_of_4_tokens = count_calls_of_search(model, beam, tokens=4)
+    calls_of_5_tokens = count_calls_of_search(model, beam, tokens=5)
+    return calls_of_5_tokens - calls_of_4_tokens
 
 
 def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
@@ -220,9 +228,15 @@ def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
     generator = torch.Generator().manual_seed(0)
     source = torch.randint(FIRST_WORD, NUM_WORDS, (sentences, source_length), generator=generator)
     sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((sentences,), source_length)}}
-    # A translation has at least `min_len` tokens, and at most max_len_a * (length of its source) + max_len_b.
     search = SequenceGenerator(
-        [model], model.decoder.dictionary, beam_size=beam, max_len_a=0, max_len_b=tokens, min_len=tokens
+        [model],
+        model.decoder.dictionary,
+        beam_size=beam,
+        # A translation has at least `min_len` tokens, and at most max_len_a * (length of its source) + max_len_b.
+        # With these values, it has exactly `tokens` tokens.
+        max_len_a=0,
+        max_len_b=tokens,
+        min_len=tokens,
     )
     with torch.no_grad(), CallCounter() as counter:
         search.forward(sample)
@@ -236,26 +250,19 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
     """Returns a function that takes as long as the CPU needs to start the work of a self-attention on a GPU.
 
     Before a GPU computes, the CPU runs the Python code of the attention, which chooses and launches the GPU's kernels.
-    The returned function runs this code, forward and backward, without a GPU: each launch is replaced by a function
-    that computes nothing. The batch is so small that the matrix products, which the CPU has to do here, take next to no
-    time.
+    The returned function runs this code, forward and backward, on a CPU. Nothing is launched. The other operations of
+    torch, such as matrix products, do compute, but the batch is so small that this takes next to no time.
 
     Args:
         name: ``stock`` or a variant.
         with_kernels: whether the Triton kernels are switched on.
         repeats: how often one call of the returned function runs the attention.
     """
-    length = 8
-    sentences = 4
-    width = 64
-    # The parameters R1 and R2 of a factorized function have a row for each position up to the maximum length, and the
-    # kernels get all of these rows, however short the sentences are. So a large maximum would add work for the CPU.
-    with mock.patch.multiple(block, WIDTH=width, MAX_LENGTH=16):
-        module = block.build_block(name, length, causal=False).train()
-    # In fp32, as the kernels refuse half precision on a CPU, where this is run.
-    x = torch.randn(length, sentences, width, requires_grad=True)
-    key_padding_mask = torch.zeros(sentences, length, dtype=torch.bool)
-    output_gradient = torch.ones(length, sentences, width)
+    module = build_narrow_block(name, HOST_LENGTH)
+    # In fp32, as the kernels refuse half precision on a CPU.
+    x = torch.randn(HOST_LENGTH, HOST_SENTENCES, HOST_WIDTH, requires_grad=True)
+    output_gradient = torch.ones_like(x)
+    no_padding = torch.zeros(HOST_SENTENCES, HOST_LENGTH, dtype=torch.bool)
     tensors_with_gradients = [x, *module.parameters()]
 
     def build_arguments(launch: Any, tensors: Any) -> None:
@@ -263,22 +270,38 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
         launch.args(tensors)
 
     def ignore_call(_: str) -> None:
-        """Takes the place of a call of torch's fused attention."""
+        """Does nothing for a call of torch's fused attention, whose time does not count."""
+
+    def run_attention() -> None:
+        """Runs the attention forward and backward once."""
+        output, _ = module(query=x, key=x, value=x, key_padding_mask=no_padding, need_weights=False)
+        output.backward(output_gradient)
+        for tensor in tensors_with_gradients:
+            tensor.grad = None
 
     def step() -> None:
         """Runs the attention forward and backward, `repeats` times."""
         with on_a_gpu(with_kernels, on_launch=build_arguments, on_call=ignore_call):
             for _ in range(repeats):
-                output, _ = module(x, x, x, key_padding_mask=key_padding_mask, need_weights=False)
-                output.backward(output_gradient)
-                for tensor in tensors_with_gradients:
-                    tensor.grad = None
+                run_attention()
 
     return step
 
 
+def build_narrow_block(name: str, length: int) -> torch.nn.Module:
+    """Builds a self-attention of the width `HOST_WIDTH` for sentences of a length, in training mode.
+
+    Its maximum length is twice this length, and not as large as a model's. The parameters R1 and R2 of a factorized
+    function have a row for each position up to the maximum length, and the kernels get all of these rows. So a large
+    maximum would add work for the CPU.
+    """
+    # `build_block` takes these sizes from its module, benchmarks/block.py, and not as arguments.
+    with mock.patch.multiple(block, WIDTH=HOST_WIDTH, MAX_LENGTH=2 * length):
+        return block.build_block(name, length, causal=False).train()
+
+
 def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Compares the time that the CPU needs to launch the work of a self-attention on a GPU with stock fairseq's time.
+    """Compares the time that the CPU needs to start the work of a self-attention on a GPU with stock fairseq's time.
 
     Args:
         variants: the variants.
@@ -294,7 +317,7 @@ def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[s
             "without": make_host_step(variant, with_kernels=False),
             "with": make_host_step(variant, with_kernels=True),
         }
-        comparisons = compare_with_stock(steps, "cpu", rounds)
+        comparisons = compare_with_stock(steps, device="cpu", rounds=rounds)  # by the time of the CPU
         rows[variant] = {"without": comparisons["without"].ratio, "with": comparisons["with"].ratio}
     return rows
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from block import build_block, make_step
 from common import CONVOLUTIONS, STOCK, make_parser, parse_shape, report, set_up_device
+from rounds import Function
 
 from fairseq_synth.architectures import VARIANTS
 
@@ -50,20 +51,32 @@ def measure_here(name: str, shape: str, args: argparse.Namespace) -> int:
         shape: the size of the batch, as sentences x tokens.
         args: the command line's flags.
     """
-    # Libraries load themselves and their buffers in their first call, which must not count.
-    warm_up_length = parse_shape(WARM_UP_SHAPE).tokens
-    warm_up = make_step(build_block(name, warm_up_length, args.causal), WARM_UP_SHAPE, args.causal, args)
+    # In their first call, libraries load themselves and their buffers. These must not count.
+    warm_up = build_step(name, WARM_UP_SHAPE, args)
     warm_up()
-    max_length = parse_shape(shape).tokens
-    step = make_step(build_block(name, max_length, args.causal), shape, args.causal, args)
+    step = build_step(name, shape, args)
     reset_peak(args.device)
     before = read_peak(args.device)
     step()
     return read_peak(args.device) - before
 
 
+def build_step(name: str, shape: str, args: argparse.Namespace) -> Function:
+    """Builds a self-attention, and returns a function that runs it forward and backward once.
+
+    Args:
+        name: ``stock``, a convolution of fairseq or a variant.
+        shape: the size of the batch, as sentences x tokens.
+        args: the command line's flags.
+    """
+    module = build_block(name, parse_shape(shape).tokens, args.causal)
+    return make_step(module, shape, args.causal, args)
+
+
 def measure_in_own_process(name: str, shape: str) -> int:
     """Starts this script in a process of its own, and returns the bytes that `measure_here` has measured there.
+
+    That process gets the flags of this one's command line. Of the two values of ``--shapes``, the last one counts.
 
     Args:
         name: ``stock``, a convolution of fairseq or a variant.
@@ -78,7 +91,8 @@ def measure_in_own_process(name: str, shape: str) -> int:
 def measure(name: str, shape: str, args: argparse.Namespace) -> float:
     """Returns the MiB that a self-attention needs to run forward and backward once.
 
-    On a CPU it is the median of several processes. Ends with a one-line error if the memory is too small to be seen.
+    On a CPU it is the median over several processes, because the measurements vary. Ends with a one-line error if the
+    memory is too small to be measured.
 
     Args:
         name: ``stock``, a convolution of fairseq or a variant.
@@ -87,10 +101,10 @@ def measure(name: str, shape: str, args: argparse.Namespace) -> float:
     """
     if args.device == "cuda":
         measurements = [measure_here(name, shape, args)]
-    else:  # each process gets the flags of this process's command line
+    else:
         measurements = [measure_in_own_process(name, shape) for _ in range(args.rounds)]
     memory = statistics.median(measurements) / MIB
-    if memory == 0:  # the buffers of the warm-up were large enough
+    if memory == 0:  # The memory that the warm-up has left was enough.
         sys.exit(f"error: --shapes {shape}: {name} needs no memory that can be measured; take a larger shape")
     return memory
 
@@ -106,15 +120,17 @@ def main() -> None:
     args = parser.parse_args()
     set_up_device(args)
     if args.one:
+        # This process was started by `measure_in_own_process`, which reads what it prints.
         print(json.dumps(measure_here(args.one, args.shapes[0], args)))
         return
     rows: dict[str, dict[str, float]] = {name: {} for name in [STOCK, *args.variants]}
     for shape in args.shapes:
-        memory = {name: measure(name, shape, args) for name in rows}
-        for name, row in rows.items():
-            row[f"{shape} MiB"] = memory[name]
-            row[shape] = memory[STOCK] / memory[name]
-    report(f"peak memory of the block, {'causal' if args.causal else 'padded'}", "stock's / this one's", rows, args)
+        memory_by_name = {name: measure(name, shape, args) for name in rows}
+        for name, memory in memory_by_name.items():
+            rows[name][f"{shape} MiB"] = memory
+            rows[name][shape] = memory_by_name[STOCK] / memory
+    mask = "causal" if args.causal else "padded"
+    report(f"peak memory of the block, {mask}", "stock's / this one's", rows, args)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,9 @@ def compare_in_turns(
     Returns:
         {name: the function's speed relative to the baseline}, also for the baseline itself.
     """
-    seconds = time_in_turns(functions, stopwatch, rounds, warm_up)
-    return {name: compare(seconds[baseline], seconds[name]) for name in functions}
+    seconds_by_name = time_in_turns(functions, stopwatch, rounds, warm_up)
+    baseline_seconds = seconds_by_name[baseline]
+    return {name: compare(seconds, baseline_seconds) for name, seconds in seconds_by_name.items()}
 
 
 def time_in_turns(
@@ -59,7 +60,7 @@ def time_in_turns(
     return seconds
 
 
-def compare(baseline_seconds: Sequence[float], seconds: Sequence[float]) -> Comparison:
+def compare(seconds: Sequence[float], baseline_seconds: Sequence[float]) -> Comparison:
     """Compares the times of a function with the times of the baseline in the same rounds."""
     ratios = [baseline_time / time for baseline_time, time in zip(baseline_seconds, seconds)]
     return Comparison(

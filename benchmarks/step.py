@@ -73,15 +73,17 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         output = self.model(batch.src_tokens, batch.src_lengths, batch.prev_output_tokens)
         log_probs = self.model.get_normalized_probs(output, log_probs=True)  # (B, T, words)
+        # fairseq's loss takes one row for each of the B T tokens.
         loss, _ = label_smoothed_nll_loss(
-            log_probs.view(-1, log_probs.size(-1)),  # (B T, words)
-            batch.target.flatten()[:, None],  # (B T, 1)
+            log_probs.flatten(0, 1),  # (B T, words)
+            batch.target.flatten().unsqueeze(1),  # (B T, 1)
             LABEL_SMOOTHING,
             ignore_index=self.padding_index,
         )
         loss.backward()
-        trained = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        nn.utils.clip_grad_norm_(trained, 1.0)
+        # A parameter that has no part in the output has no gradient.
+        with_gradient = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        nn.utils.clip_grad_norm_(with_gradient, max_norm=1.0)
         self.optimizer.step()
 
     def make_round(self, batches: Sequence[Batch]) -> Function:
@@ -115,6 +117,7 @@ def make_random_batch(shape: str, args: argparse.Namespace) -> Batch:
     source, whole_target = words.unbind()  # each (sentences, length)
     target = whole_target[:, : args.target_tokens]  # all of it if the flag is None
     lengths = torch.full((sentences,), length, device=args.device)
+    # In a training, the decoder's input would be the target shifted by one token, which takes the same time.
     return Batch(src_tokens=source, src_lengths=lengths, prev_output_tokens=target, target=target)
 
 
@@ -142,13 +145,14 @@ def load_corpus(args: argparse.Namespace) -> Corpus:
     task.load_dataset("train")
     iterator = task.get_batch_iterator(task.dataset("train"), max_tokens=args.max_tokens, seed=1)
     samples: list[Any] = list(iterator.next_epoch_itr(shuffle=True))
-    step = max(1, len(samples) // args.batches)
-    evenly_spaced_samples = samples[::step]  # may be more than asked for, because the step is rounded down
+    distance = max(1, len(samples) // args.batches)
+    evenly_spaced_samples = samples[::distance]  # may be more than asked for, because the distance is rounded down
     chosen_samples = evenly_spaced_samples[: args.batches]
     if args.device == "cuda":
         chosen_samples = [utils.move_to_cuda(sample) for sample in chosen_samples]
     batches = [read_sample(sample) for sample in chosen_samples]
-    return Corpus(task.source_dictionary, {f"{args.max_tokens} tokens": batches})
+    heading_of_column = f"{args.max_tokens} tokens"
+    return Corpus(task.source_dictionary, {heading_of_column: batches})
 
 
 def read_sample(sample: Any) -> Batch:
@@ -187,12 +191,13 @@ def main() -> None:
     """Compares the training steps of all variants with stock fairseq's, and prints a table."""
     args = parse_flags()
     corpus = load_corpus(args) if args.data else make_random_corpus(args)
-    rows: dict[str, dict[str, float]] = {}
     stock = make_trainer(STOCK, corpus, args)
+    rows: dict[str, dict[str, float]] = {}
     for name in args.variants:
-        # The variant is made in this call and freed at its end, as all models together would need 15 GB.
+        # No variable keeps the variant's trainer, so its memory is freed before the next one is made. All of them
+        # together would need 15 GB.
         rows[name] = compare_trainers(stock, make_trainer(name, corpus, args), corpus, args)
-        print(name, rows[name], file=sys.stderr, flush=True)
+        print(name, rows[name], file=sys.stderr, flush=True)  # the final table comes much later
     batches_text = "batches of a corpus" if args.data else "one length"
     title = f"training step of the base model, {batches_text}, l = {args.max_length}"
     report(title, "stock's time / this one's", rows, args)
@@ -210,15 +215,15 @@ def compare_trainers(stock: Trainer, variant: Trainer, corpus: Corpus, args: arg
     Args:
         stock: stock fairseq.
         variant: the variant.
-        corpus: the batches; a round is one update on each batch of a column.
+        corpus: the batches by the columns of the table. In a round, each model is updated on all batches of a column.
         args: the command line's flags.
     """
-    cells: dict[str, float] = {}
-    for column, batches in corpus.batches_by_column.items():
-        rounds = {STOCK: stock.make_round(batches), "variant": variant.make_round(batches)}
-        comparisons = compare_with_stock(rounds, args.device, args.rounds)
-        cells.update(table_cells(column, comparisons["variant"]))
-    return cells
+    row: dict[str, float] = {}
+    for heading, batches in corpus.batches_by_column.items():
+        functions = {STOCK: stock.make_round(batches), "variant": variant.make_round(batches)}
+        comparisons = compare_with_stock(functions, args.device, args.rounds)
+        row.update(table_cells(heading, comparisons["variant"]))
+    return row
 
 
 if __name__ == "__main__":

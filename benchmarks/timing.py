@@ -6,7 +6,6 @@ All models are trained in turns, in one process, on the table's own data, which 
 column of the table leaves a file results/TABLE/speed/NAME.json. DRY_RUN=1 only shows the commands.
 """
 
-import itertools
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT, metavar="DIR", help="data (default: the project's folder)")
     args = parser.parse_args()
     for cells in list_columns(TABLES[args.table], args.dataset):
-        settings = prepare_cell(cells[0], args.out, args.source)
+        settings = prepare_cell(cells[0], args.out, args.source)  # all runs of a column have the same data
         if not dry_run():
             time_column(cells, settings, args.out)
 
@@ -55,10 +54,12 @@ def list_columns(table: Table, names: list[str]) -> list[list[Cell]]:
         for each column a run of each model, the baseline first. All have the table's first seed.
     """
     other_models = [model for model in table.models() if model != table.baseline]
-    first_seed = table.seeds[:1]  # a sequence of one seed
-    cells = table.cells(names, [table.baseline, *other_models], first_seed)
-    # `groupby` puts neighbours together: the cells of a column follow each other in the list.
-    return [list(group) for _, group in itertools.groupby(cells, key=lambda cell: cell.column)]
+    first_seed = table.seeds[0]
+    cells = table.cells(names, [table.baseline, *other_models], [first_seed])
+    cells_by_column: dict[str, list[Cell]] = {}
+    for cell in cells:
+        cells_by_column.setdefault(cell.column.name, []).append(cell)
+    return list(cells_by_column.values())
 
 
 def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
@@ -72,22 +73,22 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
     baseline = cells[0]
     recipe = RECIPES[baseline.column.recipe]
     say(f"{baseline.column.name}: one update of each model in turns, {WARM_UP + ROUNDS} rounds")
-    trainings = {}  # {model: a function that updates the model once}
+    updates = {}  # {model: a function that updates the model once}
     for cell in cells:
-        trainings[cell.model] = start_training(training_flags(cell, settings, out))
+        updates[cell.model] = start_training(list_training_arguments(cell, settings, out))
+    if recipe.threads:
+        set_number_of_threads(recipe.threads)
     comparisons = compare_in_turns(
-        trainings,
+        updates,
         baseline=baseline.model,
-        stopwatch=set_threads_and_choose_stopwatch(recipe),
+        stopwatch=choose_stopwatch(recipe),
         rounds=ROUNDS,
         warm_up=WARM_UP,
     )
     for model, comparison in comparisons.items():
-        rounds = f"rounds from {comparison.lowest:.2f} to {comparison.highest:.2f}"
-        print(f"{model}: {comparison.ratio:.2f} ({rounds})")
-    table = baseline.table.name
-    path = ROOT / "results" / table / "speed" / f"{baseline.column.name}.json"
-    provenance.write_record(path, make_record(baseline, comparisons))
+        print(f"{model}: {comparison.ratio:.2f} (rounds from {comparison.lowest:.2f} to {comparison.highest:.2f})")
+    folder = ROOT / "results" / baseline.table.name / "speed"
+    provenance.write_record(folder / f"{baseline.column.name}.json", make_record(baseline, comparisons))
 
 
 def make_record(baseline: Cell, comparisons: dict[str, Comparison]) -> dict[str, Any]:
@@ -134,10 +135,10 @@ def count_gpus(recipe: Recipe) -> int:
     return 1 if recipe.gpus is None else 0
 
 
-def training_flags(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]:
-    """Returns the arguments with which fairseq-train trains a model, beginning with the data.
+def list_training_arguments(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]:
+    """Returns the arguments with which fairseq-train trains a model: the folder of the data, and then flags.
 
-    Nothing is saved or validated.
+    The flags say that nothing is saved or validated.
 
     Args:
         cell: the model's run.
@@ -147,16 +148,17 @@ def training_flags(cell: Cell, settings: dict[str, Any], out: Path) -> list[str]
     run = cell.run(out)
     machine = train.Machine(gpus=count_gpus(run.recipe)).for_recipe(run.recipe)
     command = train.training_command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
-    # The words before the folder of binarised data start the program: fairseq-train, or torchrun with its own flags.
-    first_argument = str(run.data / "bin")
-    return command[command.index(first_argument) :]
+    # The words before the first argument start the program: fairseq-train, or torchrun with its own flags.
+    folder_of_binarised_data = str(run.data / "bin")
+    position_of_first_argument = command.index(folder_of_binarised_data)
+    return command[position_of_first_argument:]
 
 
-def start_training(flags: Sequence[str]) -> Function:
+def start_training(arguments: Sequence[str]) -> Function:
     """Starts a training as fairseq-train does, and returns a function that updates the model once.
 
     Args:
-        flags: the arguments of fairseq-train.
+        arguments: the arguments of fairseq-train.
     """
     from fairseq import options, tasks, utils
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -164,15 +166,17 @@ def start_training(flags: Sequence[str]) -> Function:
 
     from fairseq_synth import register
 
-    register()  # before the parser is made, which has only the architectures that are registered by then
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=list(flags))
+    register()  # The parser knows only the architectures that are registered when it is made.
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, input_args=list(arguments))
     config: Any = convert_namespace_to_omegaconf(args)
     utils.import_user_module(config.common)
     utils.set_torch_seed(config.common.seed)
     task: Any = tasks.setup_task(config.task)
     model = task.build_model(config.model)
     trainer: Any = Trainer(config, task, model, task.build_criterion(config.criterion))
-    batches = iterate_batches(trainer, config.optimization.update_freq[0])
+    batches_per_update = config.optimization.update_freq[0]
+    batches = iterate_batches(trainer, batches_per_update)
 
     def update() -> None:
         """Updates the model once, on the next batches."""
@@ -191,24 +195,21 @@ def iterate_batches(trainer: Any, batches_per_update: int) -> Iterator[Any]:
         yield from iterators.GroupedIterator(epochs.next_epoch_itr(), batches_per_update)
 
 
-def set_threads_and_choose_stopwatch(recipe: Recipe) -> Stopwatch:
-    """Sets the number of CPU threads of a recipe, and returns a function that times another function.
-
-    On a single CPU thread it measures CPU time, which other processes disturb least. Otherwise it measures the time of
-    the clock, until the GPU has finished its work.
-    """
+def set_number_of_threads(threads: int) -> None:
+    """Sets the number of CPU threads that torch uses."""
     import torch
 
-    torch.set_num_threads(recipe.threads or torch.get_num_threads())
-    is_one_thread = recipe.threads == 1 and recipe.gpus == 0
+    torch.set_num_threads(threads)
 
-    def read_clock() -> float:
-        """Waits until the GPU has finished its work, and returns the seconds of the chosen clock."""
-        if is_one_thread:
-            return time.process_time()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter()
+
+def choose_stopwatch(recipe: Recipe) -> Stopwatch:
+    """Returns a function that times another function.
+
+    For a recipe that runs on a single CPU thread it measures CPU time, which other processes disturb least. For others
+    it measures the time of the clock.
+    """
+    is_one_thread = recipe.threads == 1 and recipe.gpus == 0
+    read_clock = time.process_time if is_one_thread else read_clock_after_gpu
 
     def time_function(function: Function) -> float:
         """Calls a function and returns the seconds that it took."""
@@ -217,6 +218,15 @@ def set_threads_and_choose_stopwatch(recipe: Recipe) -> Stopwatch:
         return read_clock() - start
 
     return time_function
+
+
+def read_clock_after_gpu() -> float:
+    """Waits until the GPU, if there is one, has finished its work, and returns the seconds of the clock."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Pictures are 840 pixels wide.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fairseq_synth.inspect.drawing import Call, Panel
@@ -31,6 +31,10 @@ class RecordedAxes:
             self.calls.append((method, list(arguments), options))
 
         return record_call
+
+    def record(self, calls: Iterable[Call]) -> None:
+        """Adds some calls that were made elsewhere to the recorded ones."""
+        self.calls += calls
 
     def set(self, **settings: Any) -> None:
         """Sets labels and limits like matplotlib's ``axes.set``. They take effect after all other calls."""

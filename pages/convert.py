@@ -50,21 +50,25 @@ RunsByUpdates = dict[int, RunsByModel]  # {updates after the conversion: {conver
 # ---- what conversions cost
 
 
-def table(name: str) -> str:
+def conversion_table(name: str) -> str:
     """Returns a table of what each conversion costs, with all scores and a note folded below it.
 
-    The cost is the main metric minus that of a Transformer with as many updates.
+    The cost is the main metric minus that of a Transformer with as many updates. `name` is the name of the table in
+    recipes/ whose Transformer was converted.
     """
     records_of_seeds = load_conversions(name)
     if not records_of_seeds:
         return NOTHING_CONVERTED
-    runs_by_updates = load_runs_by_updates(name)
-    parts = [cost_table(name, runs_by_updates, read_speed_ups(records_of_seeds))]
-    for updates, runs_by_model in runs_by_updates.items():
+    runs_by_updates = group_runs_by_updates(records_of_seeds)
+    speed_ups = read_speed_ups(records_of_seeds)
+    paragraphs = [cost_table(name, runs_by_updates, speed_ups)]
+    for updates, runs_by_conversion in runs_by_updates.items():
         title = f"All scores {describe_updates(updates)}"
-        parts.append(folded(title, [score_table(name, runs_by_model).rstrip()]))
-    parts.append(folded_list(conversion_note(records_of_seeds)))
-    return "\n".join(parts)
+        all_scores = score_table(name, runs_by_conversion)
+        paragraphs.append(folded(title, [all_scores.rstrip()]))
+    note = list_note(records_of_seeds)
+    paragraphs.append(folded_list(note))
+    return "\n".join(paragraphs)
 
 
 def load_conversions(name: str) -> list[Record]:
@@ -72,30 +76,31 @@ def load_conversions(name: str) -> list[Record]:
     return records.load_records("convert", f"{name}-*")
 
 
-def load_runs_by_updates(name: str) -> RunsByUpdates:
-    """Returns {updates after the conversion: {conversion: its runs of all seeds}} for the Transformer of a table.
+def group_runs_by_updates(records_of_seeds: Sequence[Record]) -> RunsByUpdates:
+    """Returns {updates after the conversion: {conversion: its runs of all seeds}}.
 
     The numbers of updates are in rising order, and the conversions in the order of `NAMES`.
     """
     unsorted_runs: RunsByUpdates = {}
-    for record in load_conversions(name):
+    for record in records_of_seeds:
         for run in record["runs"]:
-            runs_by_model = unsorted_runs.setdefault(run["updates"], {})
-            runs_by_model.setdefault(run["model"], []).append({**record, **run})
+            runs_by_conversion = unsorted_runs.setdefault(run["updates"], {})
+            # A run also gets the entries that all runs of its record have in common, such as the seed.
+            runs_by_conversion.setdefault(run["model"], []).append({**record, **run})
     return {updates: sort_conversions(unsorted_runs[updates]) for updates in sorted(unsorted_runs)}
 
 
-def sort_conversions(runs_by_model: RunsByModel) -> RunsByModel:
+def sort_conversions(runs_by_conversion: RunsByModel) -> RunsByModel:
     """Returns the conversions and their runs in the order of `NAMES`, without those that have no name there."""
-    return {model: runs_by_model[model] for model in NAMES if model in runs_by_model}
+    return {conversion: runs_by_conversion[conversion] for conversion in NAMES if conversion in runs_by_conversion}
 
 
 def read_speed_ups(records_of_seeds: Sequence[Record]) -> dict[str, float]:
     """Returns {conversion: how many times as fast it translates}, measured for one seed; empty if for none."""
     for record in records_of_seeds:
         if "speed" in record:
-            figures = record["speed"]["figures"]
-            return {model: model_figures["ratio"] for model, model_figures in figures.items()}
+            figures_by_conversion = record["speed"]["figures"]
+            return {conversion: figures["ratio"] for conversion, figures in figures_by_conversion.items()}
     return {}
 
 
@@ -115,18 +120,17 @@ def cost_table(name: str, runs_by_updates: RunsByUpdates, speed_ups: Mapping[str
             rows are the conversions that were trained for the fewest updates.
         speed_ups: {conversion: its speed-up}. If it is empty, there is no such column.
     """
-    costs_by_updates = {}
-    for updates, runs_by_model in runs_by_updates.items():
-        costs_by_updates[updates] = cost_cells(name, runs_by_model)
+    cost_columns = []  # for each number of updates {conversion: its cell}
+    for runs_by_conversion in runs_by_updates.values():
+        cost_columns.append(cost_cells(name, runs_by_conversion))
     fewest_updates = min(runs_by_updates)
-    runs_by_conversion = runs_by_updates[fewest_updates]
     rows = []
-    for model, runs in runs_by_conversion.items():
-        cells = [model_cell(name, model), format_parameters(runs)]
+    for conversion, runs in runs_by_updates[fewest_updates].items():
+        cells = [name_cell(name, conversion), format_parameters(runs)]
         if speed_ups:
-            cells.append(f"{speed_ups[model]:.2f}" if model in speed_ups else "")
-        for costs in costs_by_updates.values():
-            cells.append(costs.get(model, ""))  # empty if the conversion was not trained for so many updates
+            cells.append(f"{speed_ups[conversion]:.2f}" if conversion in speed_ups else "")
+        for cost_column in cost_columns:
+            cells.append(cost_column.get(conversion, ""))  # empty if it was not trained for so many updates
         rows.append(cells)
     headings = cost_headings(name, list(runs_by_updates), has_speed_ups=bool(speed_ups))
     return markdown_table(headings, rows)
@@ -144,65 +148,68 @@ def cost_headings(name: str, numbers_of_updates: Sequence[int], has_speed_ups: b
     return headings
 
 
-def model_cell(name: str, model: str) -> str:
+def name_cell(name: str, conversion: str) -> str:
     """Returns the name of a conversion for `cost_table`. The Transformer's says that its row has scores, not costs."""
-    if model == BASELINE:
+    if conversion == BASELINE:
         main_metric = METRICS[name][0]
-        return f"{NAMES[model]}: its {main_metric.heading}"
-    return NAMES[model]
+        return f"{NAMES[conversion]}: its {main_metric.heading}"
+    return NAMES[conversion]
 
 
-def cost_cells(name: str, runs_by_model: RunsByModel) -> dict[str, str]:
+def cost_cells(name: str, runs_by_conversion: RunsByModel) -> dict[str, str]:
     """Returns {conversion: its main metric minus the Transformer's}, as text; for the Transformer the metric itself."""
-    metric = METRICS[name][0]
-    differences = compute_differences(TABLES[name], runs_by_model, metric.key)
+    main_metric = METRICS[name][0]
+    differences = compute_differences(TABLES[name], runs_by_conversion, main_metric.key)
     cells = {}
-    for model, runs in runs_by_model.items():
-        if model == BASELINE:
-            cells[model] = format_scores(runs, [metric.key], metric.digits)
+    for conversion, runs in runs_by_conversion.items():
+        if conversion == BASELINE:
+            cells[conversion] = format_scores(runs, [main_metric.key], main_metric.digits)
         else:
-            cells[model] = difference_cell(differences, model, metric.digits)
+            cells[conversion] = difference_cell(differences, conversion, main_metric.digits)
     return cells
 
 
-def score_table(name: str, runs_by_model: RunsByModel) -> str:
+def score_table(name: str, runs_by_conversion: RunsByModel) -> str:
     """Returns a table of all scores of conversions, and of their differences to the Transformer's.
 
     Args:
         name: the name of the table in recipes/ whose Transformer was converted.
-        runs_by_model: {conversion: its runs}, all after the same number of updates.
+        runs_by_conversion: {conversion: its runs}, all after the same number of updates.
     """
+    table = TABLES[name]
+    metrics = METRICS[name]
     headings = ["model"]
+    for metric in metrics:
+        headings += [metric.heading, minus_baseline(table)]
     differences_by_metric = {}
-    for metric in METRICS[name]:
-        headings += [metric.heading, minus_baseline(TABLES[name])]
-        differences_by_metric[metric] = compute_differences(TABLES[name], runs_by_model, metric.key)
+    for metric in metrics:
+        differences_by_metric[metric] = compute_differences(table, runs_by_conversion, metric.key)
     rows = []
-    for model, runs in runs_by_model.items():
-        cells = [NAMES[model]]
-        for metric, differences in differences_by_metric.items():
+    for conversion, runs in runs_by_conversion.items():
+        cells = [NAMES[conversion]]
+        for metric in metrics:
             cells.append(format_scores(runs, [metric.key], metric.digits))
-            cells.append(difference_cell(differences, model, metric.digits))
+            cells.append(difference_cell(differences_by_metric[metric], conversion, metric.digits))
         rows.append(cells)
     return markdown_table(headings, rows)
 
 
-def difference_cell(differences: Mapping[str, Difference], model: str, digits: int) -> str:
+def difference_cell(differences: Mapping[str, Difference], conversion: str, digits: int) -> str:
     """Returns the difference of a conversion to the Transformer as text; empty for the Transformer itself."""
-    if model not in differences:
+    if conversion not in differences:
         return ""
-    return differences[model].cell(digits)
+    return differences[conversion].cell(digits)
 
 
 def format_parameters(runs: Sequence[Record]) -> str:
-    """Returns how many parameters a model has, in millions; if its runs differ, from the fewest to the most."""
+    """Returns how many parameters a conversion has, in millions; if its runs differ, from the fewest to the most."""
     sizes = sorted(run["parameters"] for run in runs)
     fewest = f"{sizes[0] / 1e6:.2f}M"
     most = f"{sizes[-1] / 1e6:.2f}M"
     return fewest if fewest == most else f"{fewest} to {most}"
 
 
-def conversion_note(records_of_seeds: Sequence[Record]) -> list[str]:
+def list_note(records_of_seeds: Sequence[Record]) -> list[str]:
     """Returns the items of the note below a table: commands, signatures of metrics, and where the records come from."""
     items = [f"{purpose}: `{command}`" for purpose, command in records_of_seeds[0]["commands"].items()]
     signatures: list[str] = []
@@ -224,21 +231,20 @@ def replacement_table(name: str) -> str:
     All heads of a stack (encoder or decoder self-attention) are replaced at once, and nothing is trained afterwards. A
     row is a stack, and a column is a function. The cells are means over the seeds.
     """
-    growths_of_seeds = []  # for each seed {function: {stack: growth of the loss}}
-    for record in load_conversions(name):
-        if "replaced" in record:
-            growths_of_seeds.append(record["replaced"])
-    if not growths_of_seeds:
+    records_of_seeds = [record for record in load_conversions(name) if "replaced" in record]
+    if not records_of_seeds:
         return NOTHING_CONVERTED
-    growths_of_first_seed = growths_of_seeds[0]  # has the same functions and stacks as the other seeds
-    functions = list(growths_of_first_seed)
-    stacks = list(growths_of_first_seed[functions[0]])
+    # {function: {stack: growth of the loss}} for each seed. All seeds have the same functions and stacks.
+    growths_of_seeds = [record["replaced"] for record in records_of_seeds]
+    first_seed = growths_of_seeds[0]
+    functions = list(first_seed)
+    stacks = list(first_seed[functions[0]])
     rows = []
     for stack in stacks:
         cells = [stack]
         for function in functions:
-            growths_of_stack = [growths[function][stack] for growths in growths_of_seeds]
-            cells.append(format_mean(growths_of_stack, digits=3))
+            growths = [growths_of_seed[function][stack] for growths_of_seed in growths_of_seeds]
+            cells.append(format_mean(growths, digits=3))
         rows.append(cells)
     function_headings = [f"`{function}`" for function in functions]
     return markdown_table(["all heads of", *function_headings], rows)

@@ -33,13 +33,13 @@ a line for HTML and does not render it. Examples, with the results of version 1.
 
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from fairseq_synth.names import VARIANTS
 from recipes.catalog import TABLES, TASKS, Table
 from recipes.steps import UserError
 
-from .convert import load_runs_by_updates
+from .convert import group_runs_by_updates, load_conversions
 from .markdown import format_range
 from .records import (
     Benchmark,
@@ -55,8 +55,10 @@ from .repairs import load_repairs
 from .speed_tables import find_benchmark
 from .table_pictures import list_stages, load_continued_trainings
 
+# A comment, the text of the figure and the comment that ends it, all on one line. `words` are the words of the comment.
 FIGURE = re.compile(r"(?P<start><!-- figure: (?P<words>[^\n]*?) -->)(?P<text>[^\n]*?)(?P<end><!-- end -->)")
-FIRST_ON_A_LINE = re.compile(r"^[ \t>]*(?:[-*+] |\d+\. )?[ \t]*<!-- figure: (?P<words>[^\n]*?) -->", re.MULTILINE)
+# A comment that is the first on its line, or in its item of a list.
+FIGURE_AT_THE_START = re.compile(r"^[ \t>]*(?:[-*+] |\d+\. )?[ \t]*<!-- figure: (?P<words>[^\n]*?) -->", re.MULTILINE)
 
 # The benchmarks by the names that `speed-up` takes. A name with several benchmarks gives the range over all of them.
 BENCHMARKS: dict[str, list[Benchmark]] = {
@@ -72,7 +74,7 @@ BENCHMARKS: dict[str, list[Benchmark]] = {
     "ptb": [Benchmark("ptb_cpu/speed", "ptb", key="ratio")],
     "agnews": [Benchmark("agnews_cpu/speed", "agnews", key="ratio")],
 }
-# The groups of models that `speed-up` takes, as they are written in VARIANTS: "random+vanilla" is random_vanilla.
+# The groups of models that `speed-up` takes. The models are named as in VARIANTS.
 GROUPS: dict[str, list[str]] = {
     "mixtures": [spec for spec in VARIANTS if "+" in spec],
     "mixtures-with-vanilla": [spec for spec in VARIANTS if "+vanilla" in spec],
@@ -93,44 +95,44 @@ def fill_in(page: str, text: str) -> str:
     Raises:
         UserError: a comment names no figure, is not closed on its line, or stands where Markdown takes it for HTML.
     """
-    misplaced = FIRST_ON_A_LINE.search(text)
+    misplaced = FIGURE_AT_THE_START.search(text)
     if misplaced:
         raise UserError(
             f"{page}: '<!-- figure: {misplaced['words']} -->' begins a line or an item of a list, "
             "which Markdown would show as it is written; begin it with a word"
         )
 
-    def compute_match(match: "re.Match[str]") -> str:
+    def render_match(match: "re.Match[str]") -> str:
         """Returns the two comments around a figure with the current value between them."""
-        return match["start"] + compute(page, match["words"]) + match["end"]
+        return match["start"] + compute_figure(page, match["words"]) + match["end"]
 
-    # FIGURE has the groups `start` and `end`, the two comments, and `words`, the words of the first one.
-    filled, number_of_figures = FIGURE.subn(compute_match, text)
-    # It does not match a comment that is not closed on its line, so that the numbers differ.
-    if number_of_figures != text.count("<!-- figure: "):
+    filled_text, number_of_filled_figures = FIGURE.subn(render_match, text)
+    # FIGURE matches only comments that are closed on the same line. So another comment is not counted as filled in.
+    number_of_comments = text.count("<!-- figure: ")
+    if number_of_filled_figures != number_of_comments:
         raise UserError(f"{page}: not every '<!-- figure: NAME -->' has its '<!-- end -->' on the same line")
-    return filled
+    return filled_text
 
 
-def compute(page: str, words: str) -> str:
+def compute_figure(page: str, words: str) -> str:
     """Returns the figure that the words of a comment stand for, such as "speed-up imdb random".
 
     Raises UserError, which names the page and the comment, if the words are wrong or the results have no such figure.
     """
     name, *arguments = words.split()
-    comment = f"{page}: '<!-- figure: {words} -->'"
+    place_of_error = f"{page}: '<!-- figure: {words} -->'"
     if name not in FIGURES:
         names = ", ".join(FIGURES)
-        raise UserError(f"{comment}: choose from {names}")
-    compute_figure = FIGURES[name]
+        raise UserError(f"{place_of_error}: choose from {names}")
+    function = FIGURES[name]
     try:
-        return compute_figure(*arguments)
-    # The results have no such name (LookupError, ValueError), or the number of words is wrong (TypeError, because the
-    # words are the arguments of `compute_figure`). A UserError is none of these.
-    except (LookupError, TypeError, ValueError) as error:
-        raise UserError(f"{comment}: not in the results ({error}); see FIGURES in pages/figures.py") from None
+        return function(*arguments)
     except UserError as error:
-        raise UserError(f"{comment}: {error}") from None
+        raise UserError(f"{place_of_error}: {error}") from None
+    # A LookupError or a ValueError means that the results have no such table, model or number of updates. A TypeError
+    # means that the number of words is wrong: the function takes fewer or more arguments.
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{place_of_error}: not in the results ({error}); see FIGURES in pages/figures.py") from None
 
 
 # ---- speed
@@ -139,29 +141,28 @@ def compute(page: str, words: str) -> str:
 def speed_up(benchmark: str, model: str, *more_models: str) -> str:
     """Returns how many times as fast as fairseq's Transformer a model is, or the range over several models.
 
-    A page takes this figure by a comment with the words ``speed-up BENCHMARK MODEL …``, where a GROUP may stand for
-    models.
+    In a page: ``speed-up BENCHMARK MODEL …``, where a GROUP may stand for models.
 
     Args:
-        benchmark: a key of `BENCHMARKS`.
+        benchmark: a key of `BENCHMARKS`. If it stands for several benchmarks, the range is over all of them, too.
         model: a model that the benchmark has timed, or a key of `GROUPS`.
         more_models: further models and groups.
     """
     ratios: list[float] = []
-    for part_of_benchmark in BENCHMARKS[benchmark]:
-        ratio_by_model = {name: measured.ratio for name, measured in load_speed_ups(part_of_benchmark).items()}
+    for measurement in BENCHMARKS[benchmark]:
+        speed_ups = load_speed_ups(measurement)
         for model_or_group in (model, *more_models):
             if model_or_group in GROUPS:
-                ratios += select_ratios_of_group(ratio_by_model, model_or_group)
+                timed_members = [member for member in list_members(model_or_group) if member in speed_ups]
+                ratios += [speed_ups[member].ratio for member in timed_members]
             else:
-                ratios.append(ratio_by_model[model_or_group])
+                ratios.append(speed_ups[model_or_group].ratio)
     return format_range(ratios, ".2f")
 
 
-def select_ratios_of_group(ratio_by_model: Mapping[str, float], group: str) -> list[float]:
-    """Returns the ratios of the members of a group that have one. `group` is a key of `GROUPS`."""
-    members = [spec.replace("+", "_") for spec in GROUPS[group]]
-    return [ratio_by_model[member] for member in members if member in ratio_by_model]
+def list_members(group: str) -> list[str]:
+    """Returns the models of a group by their names in tables: ``random_vanilla`` for ``random+vanilla`` in VARIANTS."""
+    return [spec.replace("+", "_") for spec in GROUPS[group]]
 
 
 # ---- quality
@@ -185,15 +186,14 @@ def load_advantages(table_name: str, dataset: str, metric: str) -> dict[str, Dif
     """Returns {model: by how much it is better than the Transformer}, which is negative for a worse model."""
     table = TABLES[table_name]
     differences = compute_differences(table, load_runs_by_model(table_name, dataset), metric)
-    return negate(differences) if is_lower_better(table, metric) else differences
+    if is_lower_better(table, metric):
+        return {model: negate(difference) for model, difference in differences.items()}
+    return differences
 
 
-def negate(differences: Mapping[str, Difference]) -> dict[str, Difference]:
-    """Returns the differences with the opposite sign."""
-    negated = {}
-    for model, difference in differences.items():
-        negated[model] = Difference(-difference.mean, difference.half_width)
-    return negated
+def negate(difference: Difference) -> Difference:
+    """Returns a difference with the opposite sign. Its confidence interval is as wide as before."""
+    return Difference(-difference.mean, difference.half_width)
 
 
 def score(table_name: str, dataset: str, metric: str, model: str) -> str:
@@ -214,7 +214,7 @@ def lead(table_name: str, dataset: str, metric: str, model: str, *more_models: s
     """
     advantages = load_advantages(table_name, dataset, metric)
     leads = [advantages[name] for name in (model, *more_models)]
-    if any(lead.mean <= 0 for lead in leads):
+    if any(advantage.mean <= 0 for advantage in leads):
         raise UserError("a model is not better than the Transformer")
     return format_differences(leads, metric)
 
@@ -225,9 +225,9 @@ def deficit(table_name: str, dataset: str, metric: str, model: str, *more_models
     In a page: ``deficit TABLE DATASET METRIC MODEL …``. For several models, returns the range of their deficits. Raises
     UserError if one of the models is not worse.
     """
-    disadvantages = negate(load_advantages(table_name, dataset, metric))
-    deficits = [disadvantages[name] for name in (model, *more_models)]
-    if any(deficit.mean <= 0 for deficit in deficits):
+    advantages = load_advantages(table_name, dataset, metric)
+    deficits = [negate(advantages[name]) for name in (model, *more_models)]
+    if any(disadvantage.mean <= 0 for disadvantage in deficits):
         raise UserError("a model is not worse than the Transformer")
     return format_differences(deficits, metric)
 
@@ -296,8 +296,8 @@ def enumerate_models(models: Sequence[str]) -> str:
 def load_continued_leads(updates: int, metric: str, model: str) -> list[float]:
     """Returns for each seed by how much a model is better than the Transformer of this seed after some updates.
 
-    The trainings of 7000 updates were continued to 14000 and then to 28000, but not with all seeds. Only the seeds
-    count that were trained for 28000 updates, so that the leads after different numbers of updates can be compared.
+    The trainings of 7000 updates were continued to 14000 and then to 28000, but not with all seeds. Seeds that were not
+    trained for 28000 updates are left out, so that the leads after different numbers of updates can be compared.
 
     Args:
         updates: 7000, 14000 or 28000.
@@ -308,16 +308,13 @@ def load_continued_leads(updates: int, metric: str, model: str) -> list[float]:
     stages = list_stages(table, get_column(table, "en-fr"))  # the trainings to 7000, to 14000 and to 28000 updates
     updates_of_stages = [stage.updates for stage in stages]
     stage_number = updates_of_stages.index(updates)
-    # This leaves out the seeds that did not go through all stages.
-    trainings_by_model = load_continued_trainings(stages)
-    runs_by_model: RunsByModel = {}
-    for name, trainings in trainings_by_model.items():
+    runs_by_model: RunsByModel = {}  # the runs of this stage
+    # `load_continued_trainings` returns only trainings that went through all stages, so it leaves out the other seeds.
+    for name, trainings in load_continued_trainings(stages).items():
         runs_by_model[name] = [training.records[stage_number] for training in trainings]
     pairs = pair_with_baseline(runs_by_model, table.baseline)[model]
-    differences = [pair.difference(metric) for pair in pairs]
-    if is_lower_better(table, metric):
-        return [-difference for difference in differences]
-    return differences
+    sign = -1 if is_lower_better(table, metric) else 1
+    return [sign * pair.difference(metric) for pair in pairs]
 
 
 def lead_after(updates: str, metric: str, model: str) -> str:
@@ -349,15 +346,14 @@ def conversion_cost(conversion: str, updates: str, metric: str) -> str:
         metric: a metric of the records results/convert/multi30k_cpu-*.
     """
     table = TABLES["multi30k_cpu"]
-    runs_by_conversion = load_runs_by_updates(table.name)[int(updates)]
+    runs_by_updates = group_runs_by_updates(load_conversions(table.name))
+    runs_by_conversion = runs_by_updates[int(updates)]
     # The intervals are simultaneous, as in docs/convert.md: they get wider with the number of conversions that are
     # compared. So the intervals of all conversions are computed, though only one is returned.
-    differences = compute_differences(table, runs_by_conversion, metric)  # converted model minus Transformer
-    if is_lower_better(table, metric):
-        costs = differences
-    else:
-        costs = negate(differences)
-    return format_difference(costs[conversion], metric)
+    differences = compute_differences(table, runs_by_conversion, metric)
+    difference = differences[conversion]  # the converted model minus the Transformer
+    cost = difference if is_lower_better(table, metric) else negate(difference)
+    return format_difference(cost, metric)
 
 
 def count_bugs() -> str:

@@ -41,14 +41,14 @@ def results_note(table: Table, runs: list[Record], metrics: Iterable[str]) -> st
     items = [
         f"Command of a run: {reproduce_command(table)}, with N = {seeds_text}",
         f"Results of the runs: `results/{table.name}/`",
-        *list_extra_options(runs),
-        describe_duration(runs),
-        list_signatures(runs, metrics),
-        *describe_round_trip(runs),
-        *describe_significance(table, runs),
-        *list_speed_benchmarks(table),
-        *list_origin(runs),
     ]
+    items += list_extra_options(runs)
+    items.append(describe_duration(runs))
+    items.append(describe_signatures(runs, metrics))
+    items += list_round_trip(runs)
+    items += list_significance(table, runs)
+    items += list_speed_benchmarks(table)
+    items += list_origin(runs)
     return folded_list(items)
 
 
@@ -60,12 +60,12 @@ def folded_list(items: Iterable[str]) -> str:
 def list_extra_options(runs: Sequence[Record]) -> list[str]:
     """Returns an item for each set of extra options with which runs were started, such as options about the machine."""
     runs_by_options = Counter(read_extra_options(run["command"]) for run in runs)
-    lines = []
+    items = []
     for options in sorted(runs_by_options):
         if options:
             number = runs_by_options[options]
-            lines.append(f"Additional options of {number} of the {len(runs)} runs: `{options}`")
-    return lines
+            items.append(f"Additional options of {number} of the {len(runs)} runs: `{options}`")
+    return items
 
 
 def read_extra_options(command: str) -> str:
@@ -82,19 +82,20 @@ def read_extra_options(command: str) -> str:
 def describe_duration(runs: Sequence[Record]) -> str:
     """Returns an item with the numbers of updates, and how many minutes the runs took on a CPU and on a GPU.
 
-    There is at least one run, and every run was on a CPU or on a GPU.
+    For example: "Training: 7,000 updates; 20.1 to 22.5 minutes on a CPU and 1.3 minutes on a GPU, while other programs
+    ran on the machines". There is at least one run, and every run was on a CPU or on a GPU.
     """
+    updates_text = format_range([run["updates"] for run in runs], ",")
     durations = []
     for device in ("cpu", "gpu"):
         minutes = [run["minutes"] for run in runs if device_of(run["hardware"]) == device]
         if minutes:
             durations.append(f"{format_range(minutes, '.1f')} minutes on a {device.upper()}")
-    updates_text = format_range([run["updates"] for run in runs], ",")
     durations_text = " and ".join(durations)
     return f"Training: {updates_text} updates; {durations_text}, while other programs ran on the machines"
 
 
-def list_signatures(runs: Sequence[Record], metrics: Iterable[str]) -> str:
+def describe_signatures(runs: Sequence[Record], metrics: Iterable[str]) -> str:
     """Returns an item with the signatures of the metrics and of chrF, which say how each was computed."""
     signatures = []
     for metric in distinct([*metrics, "chrf"]):
@@ -104,10 +105,11 @@ def list_signatures(runs: Sequence[Record], metrics: Iterable[str]) -> str:
     return f"Signatures of the scores: {', '.join(signatures)}"
 
 
-def describe_round_trip(runs: Sequence[Record]) -> list[str]:
-    """Returns an item with the BLEU of a perfect translation; no item if BLEU was not measured.
+def list_round_trip(runs: Sequence[Record]) -> list[str]:
+    """Returns a list with one item, the BLEU of a perfect translation; an empty list if BLEU was not measured.
 
-    It can be less than 100, because preprocessing and undoing it changes the text (figure ``round_trip``).
+    This is the figure ``round_trip``: the BLEU of the references after they were preprocessed and turned into text
+    again. It can be less than 100, because this changes some characters.
     """
     scores = []
     for run in runs:
@@ -116,11 +118,12 @@ def describe_round_trip(runs: Sequence[Record]) -> list[str]:
             scores.append(f"{figures['round_trip']:.2f}")
     if not scores:
         return []
+    # The score depends only on the data, so it is the same for all runs, unless their data were prepared differently.
     return [f"BLEU of a perfect translation: {join_distinct(scores)}"]
 
 
-def describe_significance(table: Table, runs: Sequence[Record]) -> list[str]:
-    """Returns an item that says how many runs differ significantly from the baseline; none if this was not tested.
+def list_significance(table: Table, runs: Sequence[Record]) -> list[str]:
+    """Returns a list with one item, how many runs differ significantly from the baseline; empty if none was tested.
 
     A run is compared with the baseline's run of the same seed, by the significance test of the table's task.
     """
@@ -128,24 +131,32 @@ def describe_significance(table: Table, runs: Sequence[Record]) -> list[str]:
     if not tests:
         return []
     number_significant = sum(test["p_value"] < SIGNIFICANT for test in tests)
-    # The end of a signature is left out, from the seed or the counts on, since it differs from run to run. For example,
-    # "McNemar, exact|won:3|lost:5" becomes "McNemar, exact".
-    signatures = [test["signature"] for test in tests if "signature" in test]
-    kinds = [re.split(r"\|(?:seed|won):", signature)[0] for signature in signatures]
-    kinds_text = f" ({join_distinct(kinds)})" if kinds else ""
-    return [
-        f"{TASKS[table.task].test} against {baseline_name(table)} with the same seed: "
-        f"p < {SIGNIFICANT} in {number_significant} of {len(tests)} runs{kinds_text}"
-    ]
+    name_of_test = TASKS[table.task].test
+    item = (
+        f"{name_of_test} against {baseline_name(table)} with the same seed: "
+        f"p < {SIGNIFICANT} in {number_significant} of {len(tests)} runs"
+    )
+    kinds = [read_kind_of_test(test["signature"]) for test in tests if "signature" in test]
+    if kinds:
+        item += f" ({join_distinct(kinds)})"
+    return [item]
+
+
+def read_kind_of_test(signature: str) -> str:
+    """Returns the part of a test's signature that is the same for all runs: "McNemar, exact" of "McNemar, exact|won:3".
+
+    It ends before the seed of the test, or before the number of examples that only this run has right ("won").
+    """
+    return re.split(r"\|(?:seed|won):", signature)[0]
 
 
 def list_speed_benchmarks(table: Table) -> list[str]:
     """Returns an item for each measurement of the speed of a table's models: what was measured, command and commit."""
-    lines = []
+    command = f"`python benchmarks/timing.py {table.name}`"
+    items = []
     for record in load_records(f"{table.name}/speed"):
-        command = f"`python benchmarks/timing.py {table.name}`"
-        lines.append(f"Speed: {command} at commit {record['commit']} ({record['benchmark']})")
-    return lines
+        items.append(f"Speed: {command} at commit {record['commit']} ({record['benchmark']})")
+    return items
 
 
 def list_origin(records: Sequence[Record]) -> list[str]:
@@ -153,7 +164,8 @@ def list_origin(records: Sequence[Record]) -> list[str]:
     hardware: list[str] = []
     commits: list[str] = []
     for record in records:
-        # The record of a training that was continued may have several, separated by semicolons.
+        # A training that was continued may have run on several machines and from several commits. Its record has them
+        # separated by semicolons.
         hardware += record["hardware"].split("; ")
         commits += record["commit"].split("; ")
     commits_text = ", ".join(sorted(set(commits)))

@@ -163,36 +163,40 @@ def compute_differences(table: Table, runs_by_model: RunsByModel, metric: str) -
     for model, runs in runs_by_model.items():
         measured_runs[model] = [run for run in runs if run["figures"][metric] is not None]
     pairs_by_model = pair_with_baseline(measured_runs, table.baseline)
-    # An interval reaches from mean - quantile * standard_error to mean + quantile * standard_error. The square of the
-    # standard error is the variance of a single run, times a factor that depends on the number of runs of the model.
-    variance = estimate_variance(pairs_by_model, table.baseline, metric)
-    quantile = simultaneous_quantile(len(pairs_by_model), variance.degrees_of_freedom)
+    variance_of_a_run = estimate_variance(pairs_by_model, table.baseline, metric)
+    quantile = simultaneous_quantile(len(pairs_by_model), variance_of_a_run.degrees_of_freedom)
     differences = {}
     for model, pairs in pairs_by_model.items():
         mean = statistics.mean(pair.difference(metric) for pair in pairs)
-        standard_error = math.sqrt(variance.value * variance_factor(pairs))
+        variance_of_mean = variance_of_a_run.value * variance_factor(pairs)
+        standard_error = math.sqrt(variance_of_mean)
         differences[model] = Difference(mean, half_width=quantile * standard_error)
     return differences
 
 
 def variance_factor(pairs: Sequence[Pair]) -> float:
-    """Returns the variance of the mean difference of the pairs, in units of the variance of a single run.
+    """Returns the variance of the mean difference of the pairs, divided by the variance of a single run.
 
-    It is 1 / n + the sum of w_b^2 over the runs b of the baseline, where n is the number of pairs, and w_b is the share
-    of the pairs that b is part of. The mean difference is the mean of the model's runs, which has the variance 1 / n,
-    minus the mean of the baseline's runs with the weights w_b. A run of the baseline can be part of several pairs.
+    The mean difference is the mean over the model's runs minus the mean over the baseline's runs. Both means add to the
+    variance. Each of n pairs has its own run of the model, so the first mean adds 1 / n. A run of the baseline can be
+    in several pairs. If it is in the share w of the pairs, it has the weight w in the second mean and adds w squared.
+    For example, 3 pairs with 2 runs of the baseline, one of which is in 2 pairs, have 1/3 + (2/3)² + (1/3)² = 8/9.
     """
-    factor = 1 / len(pairs)
+    variance_of_model_mean = 1 / len(pairs)
     # Pairs with the same run of the baseline share the object of this run, so its id tells the runs apart.
-    pairs_per_baseline_run = Counter(id(pair.baseline) for pair in pairs)
-    for count in pairs_per_baseline_run.values():
-        weight = count / len(pairs)
-        factor += weight**2
-    return factor
+    pairs_by_baseline_run = Counter(id(pair.baseline) for pair in pairs)
+    variance_of_baseline_mean = 0.0
+    for number_of_pairs in pairs_by_baseline_run.values():
+        weight = number_of_pairs / len(pairs)
+        variance_of_baseline_mean += weight**2
+    return variance_of_model_mean + variance_of_baseline_mean
 
 
 def simultaneous_quantile(number_of_intervals: int, degrees_of_freedom: int) -> float:
-    """Returns the quantile of Student's t for two-sided intervals that hold together; 0 without degrees of freedom."""
+    """Returns the quantile of Student's t for two-sided intervals that hold together; 0 without degrees of freedom.
+
+    An interval reaches from mean - quantile * standard error to mean + quantile * standard error.
+    """
     if not degrees_of_freedom:
         return 0.0
     from scipy.stats import t
@@ -217,12 +221,14 @@ class Variance(NamedTuple):
 
 
 def estimate_variance(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: str, metric: str) -> Variance:
-    """Estimates the variance of a metric from run to run, from the runs of all models together.
+    """Estimates how much a metric varies by chance from run to run, from the runs of all models together.
 
     A group is a run of the baseline with the runs that are compared with it. The value of a run is modelled as an
-    effect of its model, plus an effect of its group, plus chance. The result is the variance of chance, estimated from
-    the residuals of a least-squares fit. The variance of the differences to the baseline would be wrong, because the
-    differences of a group contain the same run of the baseline and so are not independent.
+    effect of its model, plus an effect of its group, plus chance. A least-squares fit finds the effects, and what it
+    cannot explain, the residuals, is taken for chance. Returns the variance of chance.
+
+    It cannot be computed from the differences to the baseline. All differences of a group contain the same run of the
+    baseline, so they are not independent.
     """
     observations = list_observations(pairs_by_model, baseline, metric)
     if not observations:
@@ -230,7 +236,7 @@ def estimate_variance(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: st
     design = build_design_matrix(observations)
     values = numpy.array([observation.value for observation in observations])
     effects, _, rank, _ = numpy.linalg.lstsq(design, values, rcond=None)
-    degrees_of_freedom = len(observations) - int(rank)
+    degrees_of_freedom = len(observations) - int(rank)  # rank: how many effects are independent of the others
     if degrees_of_freedom == 0:
         return Variance(0.0, degrees_of_freedom=0)
     residuals = values - design @ effects
@@ -244,15 +250,14 @@ def build_design_matrix(observations: Sequence[Observation]) -> "numpy.ndarray[A
     It has a row for each observation and a column for each model and each group. An entry is 1 if the observation
     belongs to the column's model or group, and otherwise 0.
     """
-    column_numbers: dict[tuple[str, str | int], int] = {}  # {("model", its name) or ("group", its identity): column}
-    for observation in observations:
-        column_numbers.setdefault(("model", observation.model), len(column_numbers))
-        column_numbers.setdefault(("group", observation.group), len(column_numbers))
-    design = numpy.zeros((len(observations), len(column_numbers)))
+    models = list(dict.fromkeys(observation.model for observation in observations))
+    groups = list(dict.fromkeys(observation.group for observation in observations))
+    columns_of_models = numpy.zeros((len(observations), len(models)))
+    columns_of_groups = numpy.zeros((len(observations), len(groups)))
     for row_number, observation in enumerate(observations):
-        design[row_number, column_numbers["model", observation.model]] = 1
-        design[row_number, column_numbers["group", observation.group]] = 1
-    return design
+        columns_of_models[row_number, models.index(observation.model)] = 1
+        columns_of_groups[row_number, groups.index(observation.group)] = 1
+    return numpy.hstack([columns_of_models, columns_of_groups])
 
 
 def list_observations(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: str, metric: str) -> list[Observation]:
@@ -291,15 +296,18 @@ class SpeedUp(NamedTuple):
 def load_speed_ups(benchmark: Benchmark) -> dict[str, SpeedUp]:
     """Returns {model: its speed-up in a benchmark}; empty if the benchmark has not been run.
 
-    ``benchmark.key`` selects one of the figures that a record has for each model, such as the ratio for one shape of
-    the batch; models without it are left out. If several records have a model, the last one counts. The files of
-    benchmarks name a mixture like ``random+vanilla``; here it is ``random_vanilla``, as in all tables.
+    The figures of a benchmark's record are, for example, with the key "32x32"::
+
+        {"random+vanilla": {"32x32": 0.91, "32x32 from": 0.88, "32x32 to": 0.94}, ...}
+
+    Models without a figure of this key are left out. If several records have a model, the last one counts.
     """
     speed_ups = {}
     for record in load_records(benchmark.folder, benchmark.file):
         for spec, figures in record["figures"].items():
-            if benchmark.key in figures and spec != STOCK:
-                model = spec.replace("+", "_")
+            # The speed-up of fairseq's Transformer, which some records have, is always 1.
+            if spec != STOCK and benchmark.key in figures:
+                model = spec.replace("+", "_")  # tables name the mixture "random+vanilla" ``random_vanilla``
                 speed_ups[model] = read_speed_up(figures, benchmark.key)
     return speed_ups
 

@@ -1,7 +1,7 @@
 """The tables of speed-ups and memory in Markdown, from results/."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import yaml
@@ -23,18 +23,25 @@ class TablePart(NamedTuple):
 
 
 def read_speed_tables() -> dict[str, list[TablePart]]:
-    """Returns {table: its parts} from benchmarks.yaml, which lists the tables of speed-ups."""
+    """Returns {table: its parts} from benchmarks.yaml, which lists the tables of speed-ups.
+
+    For example, its content is::
+
+        {"speed": {"Base model": {"step, 4,000 words": ["speed_cpu", "step_corpus", "1024 tokens"]}}}
+    """
     text = (ROOT / "pages" / "benchmarks.yaml").read_text(encoding="utf-8")
     tables = {}
     for table_name, columns_by_title in yaml.safe_load(text).items():
-        parts = []
-        for title, columns in columns_by_title.items():
-            benchmarks = {}
-            for heading, (folder, file, key) in columns.items():
-                benchmarks[heading] = Benchmark(folder, file, key)
-            parts.append(TablePart(title, benchmarks))
-        tables[table_name] = parts
+        tables[table_name] = [read_part(title, columns) for title, columns in columns_by_title.items()]
     return tables
+
+
+def read_part(title: str, columns: Mapping[str, Sequence[str]]) -> TablePart:
+    """Returns a part of a table. `columns`: {heading: the folder, the file and the key of a `Benchmark`}."""
+    benchmarks = {}
+    for heading, (folder, file, key) in columns.items():
+        benchmarks[heading] = Benchmark(folder, file, key)
+    return TablePart(title, benchmarks)
 
 
 SPEED_TABLES = read_speed_tables()
@@ -55,21 +62,19 @@ def speed_table(name: str) -> str:
     come after the last part.
     """
     paragraphs = []
-    models_shown: list[str] = []  # the models that any part of the table shows
-    benchmarks: list[Benchmark] = []  # the benchmarks that the parts of the table show
+    models_of_all_parts: list[str] = []
+    benchmarks_of_all_parts: list[Benchmark] = []
     for part in SPEED_TABLES[name]:
-        columns = []
-        for heading, benchmark in part.benchmarks.items():
-            columns.append(ModelColumn(heading, format_ratios(benchmark)))
-            benchmarks.append(benchmark)
+        columns = [ModelColumn(heading, format_ratios(benchmark)) for heading, benchmark in part.benchmarks.items()]
         models = sort_models(list_models(columns))
-        models_shown += models
         title = f"**{part.title}**\n\n" if part.title else ""
         paragraphs.append(title + model_table(columns, models))
-    dagger = explain_dagger(models_shown)
+        models_of_all_parts += models
+        benchmarks_of_all_parts += part.benchmarks.values()
+    dagger = explain_dagger(models_of_all_parts)
     if dagger:
         paragraphs.append(dagger)
-    paragraphs.append(speed_note(benchmarks))
+    paragraphs.append(speed_note(benchmarks_of_all_parts))
     return "\n".join(paragraphs)
 
 
@@ -92,13 +97,11 @@ def sort_models(models: Iterable[str]) -> list[str]:
 
 def speed_note(benchmarks: Iterable[Benchmark]) -> str:
     """Returns the note below a table of speed-ups: the command of each benchmark, versions and hardware."""
-    files: list[tuple[str, str]] = []  # several columns may show the same file
+    # Several columns may show the same file, whose command is listed once. A dict keeps the order of its keys.
+    files = dict.fromkeys((benchmark.folder, benchmark.file) for benchmark in benchmarks)
     records: list[Record] = []
-    for benchmark in benchmarks:
-        file = (benchmark.folder, benchmark.file)
-        if file not in files:
-            files.append(file)
-            records += load_records(benchmark.folder, benchmark.file)
+    for folder, file in files:
+        records += load_records(folder, file)
     items = [describe_benchmark(record) for record in records]
     return folded_list([*items, *list_origin(records)])
 

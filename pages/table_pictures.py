@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fairseq_synth.inspect.drawing import Panel, Picture
@@ -47,11 +47,15 @@ def load_measured_runs(table: Table, column: Column) -> RunsByModel:
 
     Raises CannotDrawError if fewer than two models have run.
     """
-    runs_by_model = {model: runs for model, runs in load_column(table, column).items() if runs}
+    runs_by_model = {}
+    for model, runs in load_column(table, column).items():
+        if runs:
+            runs_by_model[model] = runs
     number_of_models = len(runs_by_model)
     if number_of_models < 2:
         raise CannotDrawError(
-            f"it compares models, and results/{table.name} has runs of {number_of_models} of {column.name}"
+            "the picture compares at least two models, "
+            f"and results/{table.name} has runs of {number_of_models} of {column.name}"
         )
     return runs_by_model
 
@@ -87,8 +91,18 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
     scores_by_model = {}
     for model, runs in load_measured_runs(table, column).items():
         scores_by_model[model] = [run["figures"][metric] for run in runs]
-    number_of_models = len(scores_by_model)
+    height_of_title_axis_and_caption = 1.3  # inches
+    height_of_line = 0.27  # inches
+    return Picture(
+        name,
+        [draw_scores_panel(table, column, scores_by_model)],
+        size=(WIDTH, height_of_title_axis_and_caption + height_of_line * len(scores_by_model)),
+        below=describe_marks(table, scores_by_model),
+    )
 
+
+def draw_scores_panel(table: Table, column: Column, scores_by_model: Mapping[str, Sequence[float]]) -> Panel:
+    """Draws a line of dots for each model, the best model at the top, and a dashed line at the baseline's mean."""
     axes = RecordedAxes()
     axes.grid(axis="y", alpha=0.4)
     axes.set_axisbelow(True)
@@ -98,20 +112,11 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
     for model in sort_best_first(table, scores_by_model):
         color = "black" if model == table.baseline else BLUE
         draw_scores_of_model(axes, model, scores_by_model[model], color)
-    # matplotlib puts the models at 0, 1, 2, … of the y axis, in the order in which they are drawn
-    axes.set_ylim(*get_limits_of_models(number_of_models))
+    # matplotlib puts the models at 0, 1, 2, … of the y axis, in the order in which they are drawn.
+    axes.set_ylim(*get_limits_of_models(len(scores_by_model)))
     axes.set_title(picture_title(table, column), fontsize=FONT)
     axes.set(xlabel=score_label(table, column))
-
-    height_of_title_axis_and_caption = 1.3  # inches
-    height_of_line = 0.27
-    height = height_of_title_axis_and_caption + height_of_line * number_of_models
-    return Picture(
-        name,
-        [axes.panel()],
-        size=(WIDTH, height),
-        below=describe_marks(table, scores_by_model),
-    )
+    return axes.panel()
 
 
 def sort_best_first(table: Table, scores_by_model: Mapping[str, Sequence[float]]) -> list[str]:
@@ -179,8 +184,8 @@ def summarize_seeds(model: str, losses_of_seeds: Sequence[Mapping[int, float]]) 
     means = []
     lowest = []
     highest = []
-    for update in updates:
-        losses = [loss_by_update[update] for loss_by_update in losses_of_seeds]
+    for number_of_updates in updates:
+        losses = [loss_by_updates[number_of_updates] for loss_by_updates in losses_of_seeds]
         means.append(round(statistics.mean(losses), 4))
         lowest.append(min(losses))
         highest.append(max(losses))
@@ -190,8 +195,8 @@ def summarize_seeds(model: str, losses_of_seeds: Sequence[Mapping[int, float]]) 
 def list_shared_updates(losses_of_seeds: Sequence[Mapping[int, float]]) -> list[int]:
     """Returns the numbers of updates after which all seeds were validated, in rising order."""
     updates = set(losses_of_seeds[0])
-    for loss_by_update in losses_of_seeds[1:]:
-        updates.intersection_update(loss_by_update)
+    for loss_by_updates in losses_of_seeds[1:]:
+        updates.intersection_update(loss_by_updates)
     return sorted(updates)
 
 
@@ -213,7 +218,8 @@ def draw_curve(axes: RecordedAxes, curve: Curve, color: str) -> None:
 def draw_losses(name: str, table: Table, column: Column) -> Picture:
     """Returns a picture of each model's validation loss minus the baseline's over the updates, the best model first.
 
-    Up to four models share a panel. More have a small panel each, as nobody can follow more lines in one.
+    The best model is the one with the lowest difference at its end. Up to four models share a panel. More have a small
+    panel each, as nobody can follow more lines in one. A run is compared with the baseline's run of the same seed.
 
     Args:
         name: the file name of the picture.
@@ -223,8 +229,9 @@ def draw_losses(name: str, table: Table, column: Column) -> Picture:
     runs_by_model = load_measured_runs(table, column)
     curves = []
     for model, pairs in pair_with_baseline(runs_by_model, table.baseline).items():
-        curve = summarize_seeds(model, [subtract_baseline(pair) for pair in pairs])
-        if curve.updates:
+        differences_of_seeds = [subtract_baseline(pair) for pair in pairs]
+        curve = summarize_seeds(model, differences_of_seeds)
+        if curve.updates:  # empty if there is no number of updates after which all of these runs were validated
             curves.append(curve)
     if not curves:
         raise CannotDrawError(f"no run of results/{table.name} shares a seed and a validation with the baseline's")
@@ -239,9 +246,9 @@ def subtract_baseline(pair: Pair) -> dict[int, float]:
     losses = read_losses(pair.run)
     losses_of_baseline = read_losses(pair.baseline)
     differences = {}
-    for update, loss in losses.items():
-        if update in losses_of_baseline:
-            differences[update] = round(loss - losses_of_baseline[update], 4)
+    for number_of_updates, loss in losses.items():
+        if number_of_updates in losses_of_baseline:
+            differences[number_of_updates] = round(loss - losses_of_baseline[number_of_updates], 4)
     return differences
 
 
@@ -257,8 +264,8 @@ def describe_losses(curves: Sequence[Curve]) -> str:
 def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Sequence[Curve]) -> Picture:
     """Returns a picture of a few curves in one panel, with a legend.
 
-    A loss is better if it is lower. So the legend lists the worst curve first, in the order in which the curves end in
-    the panel from top to bottom.
+    The legend lists the worst curve first. A higher loss is worse, so this is the order in which the curves end at the
+    right of the panel, from top to bottom.
 
     Args:
         name: the file name of the picture.
@@ -269,9 +276,9 @@ def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Se
     axes = RecordedAxes()
     axes.axhline(0, color="black", linewidth=1)
     worst_first = list(reversed(curves))
-    for number, curve in enumerate(worst_first):
-        draw_curve(axes, curve, color=f"C{number}")  # C0, C1, …: matplotlib's cycle of colours
-    # on the right of the panel
+    for color_number, curve in enumerate(worst_first):
+        draw_curve(axes, curve, color=f"C{color_number}")  # C0, C1, …: matplotlib's cycle of colours
+    # The legend is outside the panel: its left edge is 1 % of the panel's width to the right of the panel.
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=[1.01, 0.5])
     axes.set_title(picture_title(table, column), fontsize=FONT)
     axes.set(
@@ -282,8 +289,8 @@ def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Se
     return Picture(name, [axes.panel()], size=(WIDTH, 3.6), below=describe_losses(curves))
 
 
-def draw_difference(curve: Curve, last_update: int) -> RecordedAxes:
-    """Draws a curve with a line at 0 and the name of its model above it, for a small panel.
+def draw_small_panel(curve: Curve, last_update: int) -> RecordedAxes:
+    """Draws a curve with a line at 0 and the name of its model above it. The caller adds limits and labels.
 
     `last_update`: the number of updates at the right end of all panels.
     """
@@ -296,24 +303,26 @@ def draw_difference(curve: Curve, last_update: int) -> RecordedAxes:
 
 
 def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves: Sequence[Curve]) -> Picture:
-    """Returns a picture with a small panel for each curve, all with the same axes."""
+    """Returns a picture with a small panel for each curve, all with the same limits of the axes."""
     number_of_columns = choose_number_of_columns(len(curves))
     number_of_rows = math.ceil(len(curves) / number_of_columns)
     last_update = max(curve.updates[-1] for curve in curves)
     panels = []
     for number, curve in enumerate(curves):
-        axes = draw_difference(curve, last_update)
+        axes = draw_small_panel(curve, last_update)
         axes.set(ylim=get_difference_limits(curves))
         is_first_in_row = number % number_of_columns == 0
         if is_first_in_row:
             axes.set(ylabel="difference")
         is_last_in_column = number + number_of_columns >= len(curves)
         if is_last_in_column:
+            # Panels with a shared x axis have numbers at the ticks of the last row only. Where the last row has an
+            # empty place, the panel above it needs them, too.
             axes.tick_params(axis="x", labelbottom=True)
             axes.set(xlabel="updates")
         panels.append(axes.panel())
     height_of_title_and_caption = 0.9  # inches
-    height_of_panel = 1.4
+    height_of_panel = 1.4  # inches
     height = height_of_title_and_caption + height_of_panel * number_of_rows
     return Picture(
         name,
@@ -335,10 +344,10 @@ def choose_number_of_columns(number_of_panels: int) -> int:
 
 
 def get_difference_limits(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Returns the ends of the y axis of `draw_losses`, with room for 0, for all lines, and for the bands if possible.
+    """Returns the lower and the upper end of the y axis of `draw_losses`.
 
-    Bands only count in the second half of training. In the first updates seeds differ so much that their bands would
-    leave no room for what follows.
+    There is room for 0, for all lines, and for the second half of all bands. In the first updates, seeds differ so much
+    that an axis with room for the whole bands would show the rest too small.
     """
     values = [0.0]
     for curve in curves:
@@ -372,11 +381,15 @@ class Stage(NamedTuple):
 class ContinuedTraining(NamedTuple):
     """A training with one seed that went through all stages."""
 
-    records: list[Record]  # one for each stage
+    records: list[Record]  # the run of each stage
 
     def losses(self) -> dict[int, float]:
         """Returns {number of updates: validation loss} of the whole training, which the last record has."""
         return read_losses(self.records[-1])
+
+    def list_scores(self, metric: str) -> list[float]:
+        """Returns the value of a metric at the end of each stage."""
+        return [record["figures"][metric] for record in self.records]
 
 
 def list_stages(table: Table, column: Column) -> list[Stage]:
@@ -394,17 +407,19 @@ def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[Continue
     """Returns {model: its trainings that went through all stages}, one training for each seed.
 
     A stage is a part of a training, for example up to 7,000 updates. The runs of a stage, one for each model and seed,
-    are in a column of a table. A run of the next stage has continued the run with the same seed.
+    are in a column of a table. A run of the next stage has continued the run of the same model with the same seed.
     """
-    *earlier_stages, last_stage = stages
-    columns_of_earlier_stages = [load_column(stage.table, stage.column) for stage in earlier_stages]
+    earlier_stages = stages[:-1]
+    last_stage = stages[-1]
+    earlier_columns: list[RunsByModel] = []  # {model: its runs with all seeds} for each earlier stage
+    for stage in earlier_stages:
+        earlier_columns.append(load_column(stage.table, stage.column))
     trainings_by_model = {}
     for model, last_runs in load_column(last_stage.table, last_stage.column).items():
-        # for each earlier stage, a list of the model's runs with all seeds
-        earlier_runs = [column.get(model, []) for column in columns_of_earlier_stages]
+        earlier_runs_by_stage = [runs_by_model.get(model, []) for runs_by_model in earlier_columns]
         trainings = []
         for last_run in last_runs:  # one for each seed
-            training = find_training(last_run, earlier_runs)
+            training = find_training(last_run, earlier_runs_by_stage)
             if training is not None:
                 trainings.append(training)
         if trainings:
@@ -413,7 +428,7 @@ def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[Continue
 
 
 def find_training(last_run: Record, earlier_runs_by_stage: Sequence[Sequence[Record]]) -> ContinuedTraining | None:
-    """Returns the training that ends with a run of the last stage, or None if one of its earlier stages is missing.
+    """Returns the training whose last stage is a given run, or None if the run of an earlier stage is missing.
 
     Args:
         last_run: the run of the last stage.
@@ -452,17 +467,22 @@ def draw_continued(name: str, table: Table, column: Column) -> Picture:
     )
 
 
-def choose_color(number: int, model: str, baseline: str) -> str:
-    """Returns the color of a model: black for the baseline, otherwise one of matplotlib's cycle of colors."""
-    return "black" if model == baseline else f"C{number}"
+def choose_colors(models: Iterable[str], baseline: str) -> dict[str, str]:
+    """Returns {model: its color}: black for the baseline, and C0, C1, … for others, which are matplotlib's colors."""
+    colors = {model: f"C{number}" for number, model in enumerate(models)}
+    if baseline in colors:
+        colors[baseline] = "black"
+    return colors
 
 
 def draw_continued_losses(trainings_by_model: Mapping[str, Sequence[ContinuedTraining]], baseline: str) -> Panel:
     """Draws the validation loss of each model over the updates of all stages, with a band if it has several seeds."""
+    colors = choose_colors(trainings_by_model, baseline)
     axes = RecordedAxes()
-    for number, (model, trainings) in enumerate(trainings_by_model.items()):
-        curve = summarize_seeds(model, [training.losses() for training in trainings])
-        draw_curve(axes, curve, choose_color(number, model, baseline))
+    for model, trainings in trainings_by_model.items():
+        losses_of_seeds = [training.losses() for training in trainings]
+        curve = summarize_seeds(model, losses_of_seeds)
+        draw_curve(axes, curve, colors[model])
     axes.legend(fontsize=8)
     axes.set(
         xlabel="updates",
@@ -476,43 +496,44 @@ def draw_continued_scores(
     trainings_by_model: Mapping[str, Sequence[ContinuedTraining]], stages: Sequence[Stage]
 ) -> Panel:
     """Draws the test score of each model at the end of each stage, with dots that are joined by a line."""
-    last_stage = stages[-1]  # all stages have the same metrics
-    metric = main_metric(last_stage.table, last_stage.column)
-    heading = shown_metrics(last_stage.table, last_stage.column)[metric]
+    # All stages have the same metrics and the same baseline, so any stage can be asked for them.
+    table = stages[-1].table
+    column = stages[-1].column
+    metric = main_metric(table, column)
+    metric_heading = shown_metrics(table, column)[metric]
     updates = [stage.updates for stage in stages]
+    colors = choose_colors(trainings_by_model, table.baseline)
     axes = RecordedAxes()
-    for number, (model, trainings) in enumerate(trainings_by_model.items()):
-        scores_of_stages = []
-        for stage_number in range(len(stages)):
-            scores = [training.records[stage_number]["figures"][metric] for training in trainings]
-            scores_of_stages.append(scores)
-        draw_means(axes, updates, scores_of_stages, model, choose_color(number, model, last_stage.table.baseline))
+    for model, trainings in trainings_by_model.items():
+        scores_of_seeds = [training.list_scores(metric) for training in trainings]
+        draw_means(axes, updates, scores_of_seeds, model, colors[model])
     axes.set_xticks(updates)
-    axes.set(xlabel="updates", ylabel=f"{heading} of the test set")
+    axes.set(xlabel="updates", ylabel=f"{metric_heading} of the test set")
     return axes.panel()
 
 
 def draw_means(
-    axes: RecordedAxes, updates: Sequence[int], scores_of_stages: Sequence[Sequence[float]], model: str, color: str
+    axes: RecordedAxes, updates: Sequence[int], scores_of_seeds: Sequence[Sequence[float]], model: str, color: str
 ) -> None:
     """Draws a model's mean score at the end of each stage, with a bar from the lowest seed to the highest.
 
     Args:
         axes: where to draw.
         updates: the number of updates at the end of each stage.
-        scores_of_stages: for each stage, the scores of all seeds.
+        scores_of_seeds: for each seed, the score at the end of each stage.
         model: the name for a legend.
         color: the color of dots, line and bars.
     """
     means = []
     below_mean = []
     above_mean = []
-    for scores in scores_of_stages:
+    for scores in zip(*scores_of_seeds):  # the scores of all seeds at the end of one stage
         mean = statistics.mean(scores)
         means.append(round(mean, 3))
         below_mean.append(round(mean - min(scores), 3))
         above_mean.append(round(max(scores) - mean, 3))
-    has_several_seeds = len(scores_of_stages[0]) > 1
+    has_several_seeds = len(scores_of_seeds) > 1
+    # matplotlib takes the lengths of bars as two lists: those below the dots, and those above.
     bars = [below_mean, above_mean] if has_several_seeds else None
     axes.errorbar(updates, means, yerr=bars, label=model, color=color, fmt="o-", ms=4, capsize=3)
 

@@ -57,12 +57,11 @@ def shown_metrics(table: Table, column: Column) -> dict[str, str]:
     These are the metrics that the column's record names as `figures`. If it names none, they are those that the record
     of its corpus names as `scores`. Otherwise it is the one metric of the table's task.
     """
-    task = TASKS[table.task]
-    if column.figures:
-        metrics = column.figures
-    elif column.name in CORPORA and CORPORA[column.name].scores:
-        metrics = tuple(CORPORA[column.name].scores)
-    else:
+    metrics = list(column.figures)
+    if not metrics and column.name in CORPORA:
+        metrics = list(CORPORA[column.name].scores)
+    if not metrics:
+        task = TASKS[table.task]
         return {task.metric: task.heading}
     return {metric: HEADINGS.get(metric, metric) for metric in metrics}
 
@@ -113,14 +112,6 @@ def format_mean(values: Sequence[float], digits: int) -> str:
     return f"{mean} ± {statistics.stdev(values):.{digits}f} ({len(values)})"
 
 
-def format_parameters(runs: Iterable[Record]) -> dict[str, str]:
-    """Returns {model: its number of parameters in millions}, as the first of its runs says."""
-    parameters: dict[str, str] = {}
-    for run in runs:
-        parameters.setdefault(run["model"], f"{run['parameters'] / 1e6:.2f}M")
-    return parameters
-
-
 def minus_baseline(table: Table) -> str:
     """Returns the heading of a column of differences to the baseline."""
     return f"minus {baseline_name(table)}"
@@ -133,7 +124,8 @@ def results_table(name: str, dataset: str = "") -> str:
     """Returns a table of results in Markdown, with a note below it that says how its figures came about.
 
     A row is a model. The columns show our scores, their differences to the baseline, and the paper's figures. A model
-    without any figure has no row. If nobody has run the table, it shows the paper's figures alone.
+    without any figure has no row. If nobody has run the table, it shows the paper's figures alone. If there are none,
+    either, a sentence takes the place of the table.
 
     Args:
         name: the name of the table in recipes/tables.yaml.
@@ -141,23 +133,24 @@ def results_table(name: str, dataset: str = "") -> str:
     """
     table = TABLES[name]
     columns = [column for column in table.columns if not dataset or column.name == dataset]
-    column_names = [column.name for column in columns]
-    runs = [run for run in load_runs(name) if run["dataset"] in column_names]
-    models_run = [run["model"] for run in runs]
-    models = distinct([*table.models(), *models_run])
-    models_shown = [model for model in models if model in table.published() or model in models_run]
-    no_run_note = f"We have not run {reproduce_command(table)} yet.\n"
+    datasets = [column.name for column in columns]
+    runs = [run for run in load_runs(name) if run["dataset"] in datasets]
+    if runs:
+        note = results_note(table, runs, list_shown_metrics(table))
+    else:
+        note = f"We have not run {reproduce_command(table)} yet.\n"
+    models_with_runs = [run["model"] for run in runs]
+    all_models = distinct([*table.models(), *models_with_runs])
+    models_shown = [model for model in all_models if model in models_with_runs or model in table.published()]
     if not models_shown:
-        return no_run_note
-    model_columns = list_columns(table, columns, runs, models, name_dataset=not dataset)
+        return note
+    # Headings need not name the data set if it is the only one.
+    model_columns = list_columns(table, columns, runs, all_models, name_dataset=not dataset)
     paragraphs = [model_table(model_columns, models_shown)]
     dagger = explain_dagger(models_shown)
     if dagger:
         paragraphs.append(dagger)
-    if runs:
-        paragraphs.append(results_note(table, runs, list_shown_metrics(table)))
-    else:
-        paragraphs.append(no_run_note)
+    paragraphs.append(note)
     return "\n".join(paragraphs)
 
 
@@ -180,10 +173,10 @@ def list_columns(
 
     Args:
         table: the table.
-        columns: its data sets that are shown.
+        columns: its columns, one for each data set, that are shown.
         runs: the records of their runs.
         models: all models of the table. A model without a run is shown as "not run yet".
-        name_dataset: whether headings name the data set, which they need not if only one is shown.
+        name_dataset: whether headings name the data set.
     """
     model_columns = paper_columns(table, "parameters")
     if runs:
@@ -199,13 +192,17 @@ def list_columns(
 
 
 def parameters_column(runs: Sequence[Record], models: Iterable[str]) -> ModelColumn:
-    """Returns a column with the number of parameters of each model, or "not run yet"."""
-    parameters = format_parameters(runs)
+    """Returns a column with each model's number of parameters in millions, as its first run says, or "not run yet"."""
+    parameters: dict[str, str] = {}
+    for run in runs:
+        parameters.setdefault(run["model"], f"{run['parameters'] / 1e6:.2f}M")
     return ModelColumn("parameters", {model: parameters.get(model, NOT_RUN) for model in models})
 
 
 def our_columns(table: Table, column: Column, runs_by_model: RunsByModel, name_dataset: bool) -> list[ModelColumn]:
     """Returns our scores on a data set, and their differences to the baseline. Without any run there is no column.
+
+    Translations have a pair of columns for each metric. Other tasks have one pair for all metrics.
 
     Args:
         table: the table.
@@ -216,19 +213,16 @@ def our_columns(table: Table, column: Column, runs_by_model: RunsByModel, name_d
     if not any(runs_by_model.values()):
         return []
     if table.task == "translation":
-        dataset = f"{column.heading}, " if name_dataset else ""
-        return our_translation_columns(table, runs_by_model, dataset)
+        beginning_of_headings = f"{column.heading}, " if name_dataset else ""
+        return our_translation_columns(table, runs_by_model, beginning_of_headings)
     return our_score_and_difference_columns(table, column, runs_by_model)
 
 
-def our_translation_columns(table: Table, runs_by_model: RunsByModel, dataset: str) -> list[ModelColumn]:
-    """Returns a column for each of BLEU, chrF and validation loss, each followed by one with its differences.
-
-    `dataset` is the beginning of their headings.
-    """
+def our_translation_columns(table: Table, runs_by_model: RunsByModel, beginning_of_headings: str) -> list[ModelColumn]:
+    """Returns a column for each of BLEU, chrF and validation loss, each followed by one with its differences."""
     columns = []
     for metric in TRANSLATION_METRICS:
-        heading = f"{dataset}{HEADINGS[metric]}{here(table)}"
+        heading = f"{beginning_of_headings}{HEADINGS[metric]}{end_of_our_headings(table)}"
         columns.append(score_column(table, runs_by_model, [metric], heading))
         columns += difference_columns(table, runs_by_model, metric, minus_baseline(table))
     return columns
@@ -237,23 +231,22 @@ def our_translation_columns(table: Table, runs_by_model: RunsByModel, dataset: s
 def our_score_and_difference_columns(table: Table, column: Column, runs_by_model: RunsByModel) -> list[ModelColumn]:
     """Returns one column with the scores in all metrics, and one with the differences in the main metric.
 
-    This is for all tasks but translation, which has a pair of columns for each metric. For example, the columns of a
-    data set with two metrics are headed "MRPC (F1/accuracy), ours" and "minus the Transformer, F1".
+    For example, the columns of a data set with two metrics are headed "MRPC (F1/accuracy), ours" and "minus the
+    Transformer, F1".
     """
-    headings_by_metric = shown_metrics(table, column)
-    metrics = list(headings_by_metric)
-    main = main_metric(table, column)
-    score_heading = column_heading(table, column) + here(table)
+    heading_by_metric = shown_metrics(table, column)
+    metrics = list(heading_by_metric)
+    compared_metric = main_metric(table, column)
+    score_heading = column_heading(table, column) + end_of_our_headings(table)
     difference_heading = minus_baseline(table)
     if len(metrics) > 1:
-        difference_heading += f", {headings_by_metric[main]}"
-    return [
-        score_column(table, runs_by_model, metrics, score_heading),
-        *difference_columns(table, runs_by_model, main, difference_heading),
-    ]
+        difference_heading += f", {heading_by_metric[compared_metric]}"
+    columns = [score_column(table, runs_by_model, metrics, score_heading)]
+    columns += difference_columns(table, runs_by_model, compared_metric, difference_heading)
+    return columns
 
 
-def here(table: Table) -> str:
+def end_of_our_headings(table: Table) -> str:
     """Returns the end of the headings of our figures, which tells them from the paper's if the table has both."""
     return ", ours" if table.paper else ""
 
@@ -419,33 +412,38 @@ def alpha_table(name: str) -> str:
     A row is a component of a mixture, and a column is a layer. A cell is the mean over the heads of the layer and over
     the seeds of the first data set of the table with this name.
     """
-    weights = collect_weights(name, dataset=TABLES[name].columns[0].name)
+    first_dataset = TABLES[name].columns[0].name
+    runs = [run for run in load_runs(name) if run["dataset"] == first_dataset]
+    weights = collect_weights(runs)
     layers_of_components: list[str] = []
-    for weights_of_component in weights.values():
-        layers_of_components += weights_of_component.keys()
+    for weights_by_layer in weights.values():
+        layers_of_components += weights_by_layer.keys()
     layers = distinct(layers_of_components)
     rows = []
     for (mixture, component), weights_by_layer in weights.items():
-        row = [f"`{mixture}`", f"`{component}`"]
+        cells = [f"`{mixture}`", f"`{component}`"]
         for layer in layers:
-            row.append(f"{statistics.mean(weights_by_layer[layer]):.2f}" if layer in weights_by_layer else "")
-        rows.append(row)
-    layer_names = [layer.replace(".layers.", " ") for layer in layers]  # "encoder.layers.0" becomes "encoder 0"
-    return markdown_table(["mixture", "component", *layer_names], rows)
+            is_in_layer = layer in weights_by_layer
+            cells.append(f"{statistics.mean(weights_by_layer[layer]):.2f}" if is_in_layer else "")
+        rows.append(cells)
+    layer_headings = [layer.replace(".layers.", " ") for layer in layers]  # "encoder.layers.0" becomes "encoder 0"
+    return markdown_table(["mixture", "component", *layer_headings], rows)
 
 
-def collect_weights(name: str, dataset: str) -> dict[MixtureComponent, dict[str, list[float]]]:
-    """Returns {component of a mixture: {layer: its weights in all heads and seeds}} for one data set of a table.
+def collect_weights(runs: Iterable[Record]) -> dict[MixtureComponent, dict[str, list[float]]]:
+    """Returns {component of a mixture: {layer: its weights in all heads of all runs}}.
 
-    A mixture adds several attention functions, its components, each multiplied by a weight for each head.
-    A run's record has them as ``alpha``: {layer: {component: its weight in each head}}.
+    A mixture adds several attention functions, its components, each multiplied by a weight for each head. The record of
+    a run whose model is a mixture has these weights as ``alpha``, for example, in a layer with two heads::
+
+        {"encoder.layers.0": {"random": [0.4, 0.7], "vanilla": [0.6, 0.3]}, ...}
     """
+    # A component that has not occurred yet gets an empty dictionary, and a new layer of it an empty list.
     weights: dict[MixtureComponent, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in load_runs(name):
-        if run["dataset"] != dataset or "alpha" not in run:
-            continue
-        for layer, weights_by_component in run["alpha"].items():
+    for run in runs:
+        weights_of_run = run.get("alpha", {})
+        for layer, weights_by_component in weights_of_run.items():
             for component, weights_of_heads in weights_by_component.items():
-                mixture_component = MixtureComponent(run["model"], component)
+                mixture_component = MixtureComponent(mixture=run["model"], component=component)
                 weights[mixture_component][layer] += weights_of_heads
     return weights

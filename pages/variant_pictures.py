@@ -59,8 +59,16 @@ def draw_logits(name: str, formula: str, has_row_labels: bool) -> Panel:
     largest = max(abs(value) for row in logits for value in row)
     axes = RecordedAxes()
     # The colors reach as far below 0 as above it, so that 0 is white.
-    axes.calls += image(
-        logits, labels=WORDS, has_row_labels=has_row_labels, cmap=COLORS, vmin=-largest, vmax=largest, aspect="equal"
+    axes.record(
+        image(
+            logits,
+            labels=WORDS,
+            has_row_labels=has_row_labels,
+            cmap=COLORS,
+            vmin=-largest,
+            vmax=largest,
+            aspect="equal",
+        )
     )
     axes.set_title(f"{name}\n{formula}", fontsize=SMALL_FONT)
     axes.set(xlabel="word j")
@@ -111,6 +119,7 @@ SPEED_PANELS = (
 # The style of the dots of a panel's first and second metric.
 FILLED_DOT = {"color": "C0", "markerfacecolor": "C0"}
 HOLLOW_DOT = {"color": "C1", "markerfacecolor": "white"}
+DISTANCE_OF_DOTS = 0.36  # of the two dots of a model, where the lines of two models have the distance 1
 # The axis of the panels of speed-ups, which has room for all of them, and the color of their dots.
 SPEED_LIMITS = (0.52, 1.6)
 SPEED_TICKS = (0.6, 0.8, 1, 1.3)
@@ -127,14 +136,15 @@ def draw_choice() -> list[Picture]:
     """
     differences_by_panel = {panel: load_differences(panel) for panel in QUALITY_PANELS}
     speed_ups_by_panel = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
-    models_with_quality = list_models_with_quality(differences_by_panel.values())
+    models_with_quality = find_models_with_quality(differences_by_panel.values())
     if not models_with_quality:
         return []
-    models_with_speed: set[str] = set()
-    for speed_ups in speed_ups_by_panel.values():
-        models_with_speed.update(speed_ups.keys())
-    measured_models = models_with_quality | models_with_speed
-    models = [model for model in SYNTHESIZERS if model in measured_models and model != "vanilla"]
+    models_with_speed = find_models_with_speed(speed_ups_by_panel.values())
+    models = []
+    for model in SYNTHESIZERS:
+        is_measured = model in models_with_quality or model in models_with_speed
+        if is_measured and model != "vanilla":  # "vanilla" is the Transformer's own attention
+            models.append(model)
     panels = []
     for quality_panel, differences in differences_by_panel.items():
         panels.append(draw_quality(quality_panel, differences, models))
@@ -155,12 +165,20 @@ def draw_choice() -> list[Picture]:
     ]
 
 
-def list_models_with_quality(differences_of_panels: Iterable[DifferencesByMetric]) -> set[str]:
+def find_models_with_quality(differences_of_panels: Iterable[DifferencesByMetric]) -> set[str]:
     """Returns the names of the models that have a difference to the Transformer in any panel and metric."""
     names: set[str] = set()
     for differences_by_metric in differences_of_panels:
         for difference_by_model in differences_by_metric.values():
             names.update(difference_by_model.keys())
+    return names
+
+
+def find_models_with_speed(speed_ups_of_panels: Iterable[Mapping[str, SpeedUp]]) -> set[str]:
+    """Returns the names of the models that have a speed-up in any panel."""
+    names: set[str] = set()
+    for speed_up_by_model in speed_ups_of_panels:
+        names.update(speed_up_by_model.keys())
     return names
 
 
@@ -185,23 +203,23 @@ def draw_quality(panel: QualityPanel, differences: DifferencesByMetric, models: 
     """Draws the differences of each model to the Transformer, with their intervals. Better is on the right.
 
     Args:
-        panel: says which metrics are drawn.
+        panel: says which metrics are drawn: one or two.
         differences: {metric: {model: its difference}}.
-        models: the model of each line. The dots of two metrics are close to each other on its line.
+        models: the models, whose lines are at 0, 1, 2, … of the y axis, from top to bottom.
     """
     axes = RecordedAxes()
     axes.axvline(0, color="black", linewidth=1)
     axes.grid(axis="y", alpha=0.3)
     name_models(axes, models)
-    heights_of_lines = [float(line_number) for line_number in range(len(models))]
+    lines = [float(line_number) for line_number in range(len(models))]  # their places on the y axis
     if len(panel.metrics) == 1:
-        draw_metric(axes, differences[panel.metrics[0]], models, heights_of_lines, FILLED_DOT)
+        draw_metric(axes, differences[panel.metrics[0]], models, lines, FILLED_DOT)
     else:
+        # The dots of the first metric are a little above the lines, where the numbers of the y axis are smaller. The
+        # dots of the second metric are below the lines.
         first_metric, second_metric = panel.metrics
-        # The lines of models are 1 apart, and the dots of two metrics are 0.36 apart, around the middle of a line. The
-        # y axis points down, so the dots with the smaller numbers are above the line.
-        above_lines = [height - 0.18 for height in heights_of_lines]
-        below_lines = [height + 0.36 for height in above_lines]  # 0.18 below the line
+        above_lines = [line - DISTANCE_OF_DOTS / 2 for line in lines]
+        below_lines = [place + DISTANCE_OF_DOTS for place in above_lines]
         draw_metric(axes, differences[first_metric], models, above_lines, FILLED_DOT)
         draw_metric(axes, differences[second_metric], models, below_lines, HOLLOW_DOT)
     is_lower_better = TASKS[TABLES[panel.table].task].best is min
@@ -216,7 +234,7 @@ def draw_metric(
     axes: RecordedAxes,
     differences: Mapping[str, Difference],
     models: Sequence[str],
-    heights: Sequence[float],
+    places: Sequence[float],
     dot: Mapping[str, str],
 ) -> None:
     """Draws a dot with an interval for each model that has a difference in one metric.
@@ -225,15 +243,15 @@ def draw_metric(
         axes: where to draw.
         differences: {model: its difference to the Transformer}.
         models: the models to draw.
-        heights: the height at which each of the models is drawn.
+        places: where each of the models is drawn on the y axis.
         dot: the style of the dots.
     """
-    for model, height in zip(models, heights):
+    for model, place in zip(models, places):
         if model in differences:
             # Rounded, so that a picture stays the same if the last bits of a mean differ from computer to computer.
             mean = round(differences[model].mean, 3)
             half_width = round(differences[model].half_width, 3)
-            axes.errorbar([mean], [height], xerr=[half_width], fmt="o", ms=4, elinewidth=1, **dot)
+            axes.errorbar([mean], [place], xerr=[half_width], fmt="o", ms=4, elinewidth=1, **dot)
 
 
 def draw_speed(panel: SpeedPanel, speed_ups: Mapping[str, SpeedUp], models: Sequence[str]) -> Panel:
@@ -245,8 +263,8 @@ def draw_speed(panel: SpeedPanel, speed_ups: Mapping[str, SpeedUp], models: Sequ
     for line_number, model in enumerate(models):
         if model in speed_ups:
             ratio = round(speed_ups[model].ratio, 3)
-            bar = get_distances_to_rounds(speed_ups[model])
-            axes.errorbar([ratio], [line_number], xerr=bar, fmt="s", ms=4, elinewidth=1, color=SPEED_COLOR)
+            lengths_of_bar = get_distances_to_rounds(speed_ups[model])
+            axes.errorbar([ratio], [line_number], xerr=lengths_of_bar, fmt="s", ms=4, elinewidth=1, color=SPEED_COLOR)
     use_logarithmic_x_axis(axes, limits=SPEED_LIMITS, ticks=SPEED_TICKS)
     axes.set_title(panel.title, fontsize=SMALL_FONT)
     axes.set(ylim=get_limits_of_models(len(models)), xlabel="times as fast\n(logarithmic)")
@@ -254,7 +272,10 @@ def draw_speed(panel: SpeedPanel, speed_ups: Mapping[str, SpeedUp], models: Sequ
 
 
 def get_distances_to_rounds(speed_up: SpeedUp) -> list[list[float]]:
-    """Returns how far the lowest and the highest round are from the median, as matplotlib's ``errorbar`` takes them."""
+    """Returns how far the lowest and the highest round are from the median.
+
+    This is the form in which matplotlib takes the lengths of a bar to the left and to the right: [[left], [right]].
+    """
     below = round(max(speed_up.ratio - speed_up.lowest, 0), 3)
     above = round(max(speed_up.highest - speed_up.ratio, 0), 3)
     return [[below], [above]]
@@ -297,17 +318,14 @@ def draw_speeds() -> list[Picture]:
     A benchmark that has not been run has no panel. The list is empty if none has been run.
     """
     speed_ups_by_panel = {}
-    for bar_panel in BAR_PANELS:
-        speed_ups = load_speed_ups(bar_panel.benchmark)
+    for panel in BAR_PANELS:
+        speed_ups = load_speed_ups(panel.benchmark)
         if speed_ups:
-            speed_ups_by_panel[bar_panel] = speed_ups
+            speed_ups_by_panel[panel] = speed_ups
     if not speed_ups_by_panel:
         return []
-    measured_models: list[str] = []
-    for speed_ups in speed_ups_by_panel.values():
-        measured_models.extend(speed_ups.keys())
-    models = sort_models(measured_models)
-    panels = [draw_bars(bar_panel, speed_ups, models) for bar_panel, speed_ups in speed_ups_by_panel.items()]
+    models = sort_models(find_models_with_speed(speed_ups_by_panel.values()))
+    panels = [draw_bars(panel, speed_ups, models) for panel, speed_ups in speed_ups_by_panel.items()]
     return [
         Picture(
             "speed.png",
@@ -330,18 +348,22 @@ def draw_bars(panel: BarPanel, speed_ups: Mapping[str, SpeedUp], models: Sequenc
     axes.axvline(1, color="black", linewidth=1)
     use_logarithmic_x_axis(axes, panel.limits, panel.ticks)
     for line_number, model in enumerate(models):
-        text = "–"
         if model in speed_ups:
             draw_bar(axes, line_number, speed_ups[model])
-            text = f"{speed_ups[model].ratio:.2f}"
-        # at the right edge of the panel
-        axes.annotate(
-            text, (0.98, line_number), fontsize=7.5, xycoords=("axes fraction", "data"), ha="right", va="center"
-        )
+            write_at_right_edge(axes, line_number, f"{speed_ups[model].ratio:.2f}")
+        else:
+            write_at_right_edge(axes, line_number, "–")
     name_models(axes, models)
     axes.set_title(panel.title, fontsize=SMALL_FONT)
     axes.set(ylim=get_limits_of_models(len(models)), xlabel=panel.x_label)
     return axes.panel()
+
+
+def write_at_right_edge(axes: RecordedAxes, line_number: int, text: str) -> None:
+    """Writes a text on the line of a model, so that it ends at 98 % of the panel's width."""
+    x_and_y = (0.98, line_number)
+    units = ("axes fraction", "data")  # of x and of y
+    axes.annotate(text, x_and_y, fontsize=7.5, xycoords=units, ha="right", va="center")
 
 
 def draw_bar(axes: RecordedAxes, line_number: int, speed_up: SpeedUp) -> None:

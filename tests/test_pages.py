@@ -173,12 +173,12 @@ def test_minutes_that_look_alike_are_one_number(minutes, text):
 
 
 def test_the_order_of_runs_in_a_conversion_record_has_no_meaning(monkeypatch):
-    expected = convert.table("multi30k_cpu")
+    expected = convert.conversion_table("multi30k_cpu")
     reversed_records = records.load_records("convert", "multi30k_cpu-*")
     for record in reversed_records:
         record["runs"].reverse()
     monkeypatch.setattr(records, "load_records", lambda folder, file_pattern: reversed_records)
-    assert convert.table("multi30k_cpu") == expected
+    assert convert.conversion_table("multi30k_cpu") == expected
 
 
 @pytest.mark.parametrize("end, part", [("<!-- end -->\n", "names no table"), ("", "<!-- end")])
@@ -371,7 +371,7 @@ def test_every_example_of_a_figure_can_be_computed():
     assert len(examples) > 15
     for example in examples:
         words, _ = re.split(r"\s{3,}", example.strip())
-        assert figures.compute("the docstring", words)
+        assert figures.compute_figure("the docstring", words)
 
 
 def test_versions_are_sorted_by_their_numbers():
