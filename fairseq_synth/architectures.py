@@ -293,9 +293,11 @@ def register() -> None:
     is_registered = all(MODEL_REGISTRY.get(name) is kind.model for name, kind in MODELS.items())
     if is_registered:
         return
-    forget_earlier_import()  # fairseq refuses to register a name twice.
+    # After a reload, fairseq still has the classes from before. It refuses to register a name twice.
+    forget_earlier_import()
     for model_name, kind in MODELS.items():
-        register_with_fairseq = register_model(model_name, dataclass=kind.model.config)  # a decorator of the class
+        # `register_model` returns a decorator, which is applied to the class here.
+        register_with_fairseq = register_model(model_name, dataclass=kind.model.config)
         register_with_fairseq(kind.model)
         for variant in VARIANTS:
             register_variant(model_name, kind, variant)

@@ -414,14 +414,15 @@ class SyntheticAttention(nn.Module):
         if not self.can_be_folded():
             return
         with torch.no_grad():
-            factors_of_groups = []
+            factors_of_queries = []
             for mixture in self.synthesizer.mixtures():
+                # The weight of the dot products cannot be folded into a parameter of the mixture, so it is returned.
                 factor = mixture.fold_weights_(like=weight_of(self.out_proj))
                 if mixture.reads_query_key:
-                    factors_of_groups.append(factor)
-            # These are the groups whose queries q_proj computes, in the same order.
+                    factors_of_queries.append(factor)
+            # q_proj computes the queries of these mixtures, in the same order, and takes their factors.
             if self.q_proj is not None:
-                self.scale_queries_(torch.cat(factors_of_groups))
+                self.scale_queries_(torch.cat(factors_of_queries))
 
     def scale_queries_(self, factor: Tensor) -> None:
         """Changes the query projection so that the queries of each head are multiplied by its factor.

@@ -73,15 +73,14 @@ class LinformerAttention(nn.Module):
         self.k_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.v_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.out_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
-        # With each of these values of `sharing`, the heads share their projections. With the last two, keys and values
-        # share theirs, too. That layers share theirs with "layerwise" is left to the encoder.
+        # E projects the keys and F the values. With "layerwise", the encoder later replaces both by those of its first
+        # layer.
         heads_share_projections = sharing in ("headwise", "key-value", "layerwise")
         keys_and_values_share_projections = sharing in ("key-value", "layerwise")
         num_matrices = 1 if heads_share_projections else num_heads
         self.E = nn.Parameter(torch.empty(num_matrices, k, max_length))
-        if keys_and_values_share_projections:
-            self.F = self.E
-        else:
+        self.F = self.E
+        if not keys_and_values_share_projections:
             self.F = nn.Parameter(torch.empty_like(self.E))
         # The paper does not say how E and F are initialised. If they are the same parameter, its values are drawn
         # twice. The first ones are lost, but without them, models from the same seed would get other weights.

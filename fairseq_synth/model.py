@@ -143,14 +143,13 @@ class SynthesizerModel:
 
         A task that no kind of model lists in its `tasks`, such as a user's own task, is assumed to need this kind.
         """
-        # No Synthesizer fits this task. It is asked for first, because it is a subclass of TranslationTask, which some
-        # Synthesizers fit.
+        # This task is checked first. Its class is derived from TranslationTask, so that it would look like a task of
+        # translation models below, but no Synthesizer is a model for it.
         if isinstance(task, TranslationLevenshteinTask):
             return "non-autoregressive model"
-        # If several kinds of model fit the task, `cls` counts: encoders and Linformer have the same tasks.
-        if isinstance(task, cls.tasks):
-            return cls.kind
-        for model in model_classes():
+        # `cls` is checked before the other models, because two kinds of model may have the same tasks, as encoders and
+        # Linformer do.
+        for model in (cls, *model_classes()):
             if isinstance(task, model.tasks):
                 return model.kind
         return cls.kind

@@ -105,7 +105,7 @@ def test_projections_that_would_become_one(trained, built, pair):
     """The shapes are those of the checkpoint's; to load it would keep the last of the values alone."""
     other = make_linformer(built)
     before = {name: value.clone() for name, value in other.state_dict().items()}
-    with pytest.raises(SynthesizerError, match=f"--linformer-sharing {built}: .*{pair} are one .*differ") as error:
+    with pytest.raises(SynthesizerError, match=f"--linformer-sharing {built}: .*{pair} are the same parameter .*differ") as error:
         other.load_state_dict(make_linformer(trained).state_dict())
     assert "\n" not in str(error.value)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
@@ -121,7 +121,7 @@ def test_projections_that_begin_as_one(built):
 
 
 def test_xformers_are_refused():
-    with pytest.raises(SynthesizerError, match="--encoder-xformers-att-config: is for fairseq's attention"):
+    with pytest.raises(SynthesizerError, match="--encoder-xformers-att-config: is only for fairseq's attention"):
         make_linformer(encoder_xformers_att_config="{}")
 
 

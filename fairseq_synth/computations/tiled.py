@@ -255,13 +255,23 @@ class Tile(NamedTuple):
 
     def cut_normal_form(self, normal: NormalForm) -> NormalForm:
         """Returns the parts of a block's normal form that the tile needs, as views."""
-        return NormalForm(
-            query=cut(normal.query, ALL, ALL, self.rows),
-            key=cut(normal.key, ALL, ALL, self.columns),
-            left=cut(normal.left, ALL, ALL, self.rows),
-            right=cut(normal.right, ALL, ALL, self.rows),
-            bias=cut(normal.bias, ALL, ALL, self.rows, self.columns),
-        )
+        parts = {}
+        for name, summand in normal._asdict().items():
+            parts[name] = self.cut_summand(name, summand)
+        return NormalForm(**parts)
+
+    def cut_summand(self, name: str, summand: Any) -> Any:
+        """Returns the part of a block's summand that the tile needs, as a view; None for None.
+
+        Args:
+            name: A field of `NormalForm`.
+            summand: The tensor in this field, or any tensor of the same size, such as its gradient.
+        """
+        if name == "key":
+            return cut(summand, ALL, ALL, self.columns)
+        if name == "bias":
+            return cut(summand, ALL, ALL, self.rows, self.columns)
+        return cut(summand, ALL, ALL, self.rows)  # the query, and both factors of the outer product
 
 
 def cut(x: Any, *slices: slice) -> Any:
@@ -757,11 +767,9 @@ def add_summand_gradients(
     """
     trained_leaves = [leaves[name] for name in sums]
     tile_grads = torch.autograd.grad(weights, trained_leaves, grad_weights)
-    # A sum has the size of its summand, so that a normal form made of sums can be cut in the same way. Its parts are
-    # views, so that adding to them changes the sums.
-    tile_sums = tile.cut_normal_form(NormalForm(**sums))
     for name, tile_grad in zip(sums, tile_grads, strict=True):
-        getattr(tile_sums, name).add_(tile_grad)
+        tile_sum = tile.cut_summand(name, sums[name])  # a view, so that the sum of the block changes with it
+        tile_sum.add_(tile_grad)
 
 
 def make_leaves(normal: NormalForm, trained: Collection[str]) -> dict[str, Tensor]:

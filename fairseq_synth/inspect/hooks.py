@@ -305,7 +305,7 @@ def chosen_branches(model: nn.Module, keep_skip: bool, keep_feed_forward: bool) 
     Args:
         model: a Transformer of fairseq.
         keep_skip: False leaves the skip connections out, so that a branch's output stands alone; layer norms stay.
-        keep_feed_forward: False leaves the feed-forward layers out: what would enter them goes on.
+        keep_feed_forward: False leaves the feed-forward layers out: their input is passed on as their output.
     """
     changed_layers = []
     try:

@@ -35,15 +35,15 @@ def padding_index(loaded: Loaded) -> int:
 
 
 @torch.no_grad()
-def read_sentences(model: nn.Module, batch: Batch, pad: int, read: Callable[[SentenceReading], None]) -> None:
-    """Runs a model on a batch and reads the logits of every attention and sentence.
+def read_sentences(model: nn.Module, batch: Batch, pad: int, on_sentence: Callable[[SentenceReading], None]) -> None:
+    """Runs a model on a batch, and passes the logits of every attention and sentence to a function.
 
     Args:
         model: the model, in eval mode.
         batch: its sentences are padded on the right.
         pad: the index of padding.
-        read: a function that is called for each sentence of each attention: first for all sentences of one attention,
-            then for those of the next.
+        on_sentence: the function. It is called for each sentence of each attention: first for all sentences of one
+            attention, then for those of the next.
     """
     readings: list[Reading] = []
     with reading(model, readings.append):
@@ -59,7 +59,7 @@ def read_sentences(model: nn.Module, batch: Batch, pad: int, read: Callable[[Sen
         for batch_row, num_rows in enumerate(num_rows_of_sentences):
             num_columns = num_columns_of_sentences[batch_row]
             logits = batch_reading.logits[batch_row, :, :num_rows, :num_columns]  # without padding
-            read(SentenceReading(attention, batch_row, logits, batch_reading.causal))
+            on_sentence(SentenceReading(attention, batch_row, logits, batch_reading.causal))
 
 
 def count_tokens(batch: Batch, stack: str, pad: int) -> list[int]:

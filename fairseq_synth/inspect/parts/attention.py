@@ -301,7 +301,7 @@ def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) ->
             weights_of_heads = sentence_weights(reading.logits, reading.causal)
             weights[reading.attention.name] = to_thousandths(weights_of_heads)
 
-    read_sentences(loaded.model, sentence.batch, pad, read=add_weights)
+    read_sentences(loaded.model, sentence.batch, pad, on_sentence=add_weights)
     tokens = {}
     for stack in find_stacks(loaded.model):
         token_indices = stack_tokens(sentence.batch, stack)[sentence.batch_row]
