@@ -207,8 +207,9 @@ class RobertaLinformer(SynthesizerRoberta):
                     continue  # torch itself raises an error if the checkpoint lacks a weight.
                 if not torch.equal(state_dict[name], state_dict[first_name]):
                     raise SynthesizerError(
-                        f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are the same in "
-                        "this model, but differ in the checkpoint; use the --linformer-sharing of the training"
+                        f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are the same "
+                        "parameter in this model, but differ in the checkpoint; use the --linformer-sharing of the "
+                        "training"
                     )
 
     def projection_names(self) -> list[list[str]]:

@@ -105,7 +105,8 @@ def test_projections_that_would_become_one(trained, built, pair):
     """The shapes are those of the checkpoint's; to load it would keep the last of the values alone."""
     other = make_linformer(built)
     before = {name: value.clone() for name, value in other.state_dict().items()}
-    with pytest.raises(SynthesizerError, match=f"--linformer-sharing {built}: .*{pair} are the same parameter .*differ") as error:
+    message = f"--linformer-sharing {built}: .*{pair} are the same parameter .*differ"
+    with pytest.raises(SynthesizerError, match=message) as error:
         other.load_state_dict(make_linformer(trained).state_dict())
     assert "\n" not in str(error.value)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
