@@ -475,21 +475,24 @@ def test_a_finished_training_that_is_called_again_says_so(started_run, capsys, m
     assert expected in capsys.readouterr().out
 
 
-def test_the_help_has_a_line_for_each_recipe():
-    help_text = train.make_parser().format_help()
+@pytest.fixture(scope="module")
+def help_text():
+    """What train.sh --help prints."""
+    return train.make_parser().format_help()
+
+
+def test_the_help_has_a_line_for_each_recipe(help_text):
     for recipe in RECIPES.values():
         assert recipe.about, recipe.name
         assert re.search(rf"^  {recipe.name} +{re.escape(recipe.about)}$", help_text, re.M), recipe.name
 
 
-def test_the_help_names_the_default_recipe_of_each_task():
-    help_text = train.make_parser().format_help()
+def test_the_help_names_the_default_recipe_of_each_task(help_text):
     for task in TASKS.values():
         assert re.search(rf"^  [a-z ]+  {task.recipe} \(the default", help_text, re.M), task.recipe
 
 
-def test_the_help_lists_models_by_where_they_are_from():
-    help_text = train.make_parser().format_help()
+def test_the_help_lists_models_by_where_they_are_from(help_text):
     models = help_text.split("All recipes")[0]
     of_the_paper, of_this_project, of_others = re.split("added by this project:|to compare with:", models)
     assert "dense_vanilla" in of_the_paper
@@ -498,8 +501,7 @@ def test_the_help_lists_models_by_where_they_are_from():
     assert "linformer" in of_others
 
 
-def test_the_help_has_an_example_and_fits_the_width_of_120_columns():
-    help_text = train.make_parser().format_help()
+def test_the_help_has_an_example_and_fits_the_width_of_120_columns(help_text):
     assert "-- --dropout 0.3 --tensorboard-logdir tb" in help_text
     assert max(len(line) for line in help_text.splitlines()) <= 120
 
