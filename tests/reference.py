@@ -82,11 +82,11 @@ def attention(module, x: torch.Tensor, hidden) -> torch.Tensor:
         k = [project(module.k_proj, row) for row in rows] if module.k_proj is not None else rows
         for i in range(T):
             joined: list[float] = []
-            for h, (mixture, own, among) in enumerate(heads):
+            for h, (mixture, head_of_mixture, among) in enumerate(heads):
                 xh, vh = ([row[h * d : (h + 1) * d] for row in m] for m in (rows, v))
                 qh, kh = ([row[among * d : (among + 1) * d] for row in m] for m in (q, k))
                 seen = [j for j in range(T) if not hidden(b, i, j)]
-                exps = {j: math.exp(mixed_score(mixture, own, i, j, xh, qh, kh)) for j in seen}
+                exps = {j: math.exp(mixed_score(mixture, head_of_mixture, i, j, xh, qh, kh)) for j in seen}
                 joined += [sum(exps[j] / sum(exps.values()) * vh[j][c] for j in seen) for c in range(d)]
             out[i, b] = torch.tensor(project(module.out_proj, joined), dtype=torch.float64)
     return out
@@ -112,10 +112,14 @@ def linformer(module, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
             joined: list[float] = []
             for h in range(H):
                 E, F = (projection[h % projection.shape[0]] for projection in (module.E, module.F))
-                own = range(h * d, (h + 1) * d)
-                keys = [[sum(float(E[m, n]) * key[n][c] for n in range(length)) for c in own] for m in range(k)]
-                values = [[sum(float(F[m, n]) * v[n][c] for n in range(length)) for c in own] for m in range(k)]
-                exps = [math.exp(dot([q[i][c] for c in own], row) / math.sqrt(d)) for row in keys]
+                columns_of_head = range(h * d, (h + 1) * d)
+                keys = [
+                    [sum(float(E[m, n]) * key[n][c] for n in range(length)) for c in columns_of_head] for m in range(k)
+                ]
+                values = [
+                    [sum(float(F[m, n]) * v[n][c] for n in range(length)) for c in columns_of_head] for m in range(k)
+                ]
+                exps = [math.exp(dot([q[i][c] for c in columns_of_head], row) / math.sqrt(d)) for row in keys]
                 joined += [sum(e / sum(exps) * row[c] for e, row in zip(exps, values)) for c in range(d)]
             rows = zip(module.out_proj.weight, module.out_proj.bias)
             out[i, b] = torch.tensor([dot(w, joined) + float(bias) for w, bias in rows], dtype=torch.float64)

@@ -101,8 +101,8 @@ def sizes(*sides):
 
 def digest(data):
     """SHA-256 of prepared data: of what a model is trained and scored on, and of every step before it."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in sorted(path for part in ("text", "tok", "sub", "bin") for path in (data / part).rglob("*.*")):
         if path.suffix != ".log":
-            found.update(f"{path.relative_to(data)}\n".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+            sha256.update(f"{path.relative_to(data)}\n".encode() + path.read_bytes())
+    return sha256.hexdigest()[:16]

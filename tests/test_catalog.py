@@ -126,16 +126,27 @@ def test_configs_are_the_recipes(name, gpus):
     def values(config):
         groups = OmegaConf.to_container(config, enum_to_str=True)
         groups["model"] = vars(groups["model"]) if isinstance(groups["model"], argparse.Namespace) else groups["model"]
-        return {f"{group}.{key}": str(own[key]) for group, own in groups.items() for key in own or ()}
+        return {
+            f"{group}.{key}": str(values_of_group[key])
+            for group, values_of_group in groups.items()
+            for key in values_of_group or ()
+        }
 
     # of the command line alone, found by fairseq itself, or interpolated from another value
     elsewhere = """common.user_dir distributed_training.distributed_world_size checkpoint.save_dir model._name
         model.arch model.data model.encoder_synthesizer model.decoder_synthesizer task.data""".split()
-    found, wanted = values(composed), values(convert_namespace_to_omegaconf(parsed))
-    places = {place for place in found.keys() & wanted.keys() - {*elsewhere} if not found[place].startswith("${")}
-    assert {place: found[place] for place in places} == {place: wanted[place] for place in places}
-    said = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    composed_values, parsed_values = values(composed), values(convert_namespace_to_omegaconf(parsed))
+    places = {
+        place
+        for place in composed_values.keys() & parsed_values.keys() - {*elsewhere}
+        if not composed_values[place].startswith("${")
+    }
+    assert {place: composed_values[place] for place in places} == {place: parsed_values[place] for place in places}
+    flags_of_recipe = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
     written = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
-    given = {key for values in written.values() for key in values}
+    keys_of_config = {key for values in written.values() for key in values}
     compared = {place.split(".")[1] for place in (*places, *elsewhere)}
-    assert said | given <= compared | {"_name", "optimizer", "criterion", "lr_scheduler"} and len(places) > 100
+    assert (
+        flags_of_recipe | keys_of_config <= compared | {"_name", "optimizer", "criterion", "lr_scheduler"}
+        and len(places) > 100
+    )

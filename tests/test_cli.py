@@ -480,7 +480,7 @@ def test_no_ngram_twice(data, trained, size, length):
     def repeats(*flags):
         written = [line.split() for line in translations(run_cli(generate.cli_main, *argv, *flags)[0]).values()]
         ngrams = [[*zip(*(words[i:] for i in range(size)))] for words in written]
-        return sum(len(found) - len(set(found)) for found in ngrams)
+        return sum(len(ngrams_of_line) - len(set(ngrams_of_line)) for ngrams_of_line in ngrams)
 
     assert repeats() > 0 and repeats("--no-repeat-ngram-size", size) == 0
 
@@ -529,9 +529,9 @@ def make_others(data, folder):
     prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", folder / split)]
     pair, alone = ["-s", "en", "-t", "de", "--joined-dictionary", *prefixes], ["--only-source", *prefixes]
     run_cli(preprocess.cli_main, *pair, "--destdir", folder / "words")
-    own = [data / word.name if isinstance(word, type(data)) else word for word in pair]
-    own += ["--srcdict", data / "bin" / "dict.en.txt"]
-    run_cli(preprocess.cli_main, *own, "--dataset-impl", "cached", "--destdir", folder / "cached")
+    cached_argv = [data / word.name if isinstance(word, type(data)) else word for word in pair]
+    cached_argv += ["--srcdict", data / "bin" / "dict.en.txt"]
+    run_cli(preprocess.cli_main, *cached_argv, "--dataset-impl", "cached", "--destdir", folder / "cached")
     for lang, name in (("en", "input0"), ("label", "label")):
         argv = [f"{word}.{lang}" if isinstance(word, type(data)) else word for word in alone]
         run_cli(preprocess.cli_main, *argv, "--destdir", folder / "labels" / name)

@@ -158,12 +158,12 @@ def test_constants_are_found_again(causal, tied):
     seen = positional.MeanByPosition()
     for length in (3, 9, 5, 7, 5, 2, 1, 8, 9):
         seen.add(measure.sentence_weights(S[:, :length, :length], causal))
-    found = positional.fit_constants(seen, causal)
+    constants = positional.fit_constants(seen, causal)
     expected = measure.sentence_weights(S, causal)
-    assert torch.allclose(measure.sentence_weights(found.by_position, causal), expected, atol=1e-3)
+    assert torch.allclose(measure.sentence_weights(constants.by_position, causal), expected, atol=1e-3)
     if causal:  # what lies behind is 0, for the matrix of a rank that comes nearest
-        assert not found.by_position.triu(1).any() and not found.by_distance[:, 9:].any()
-    by_distance = measure.sentence_weights(positional.toeplitz(found.by_distance, 9), causal)
+        assert not constants.by_position.triu(1).any() and not constants.by_distance[:, 9:].any()
+    by_distance = measure.sentence_weights(positional.toeplitz(constants.by_distance, 9), causal)
     assert torch.allclose(by_distance, expected, atol=1e-3) == tied
 
 
@@ -171,9 +171,9 @@ def test_a_weight_that_is_always_0():
     """Its logit is finite: a parameter of -inf could not be trained."""
     seen = positional.MeanByPosition()
     seen.add(torch.eye(4).expand(2, 4, 4))
-    found = positional.fit_constants(seen, False)
-    assert all(values.isfinite().all() for values in found)
-    assert torch.allclose(measure.sentence_weights(found.matrix(4), False), torch.eye(4), atol=1e-5)
+    constants = positional.fit_constants(seen, False)
+    assert all(values.isfinite().all() for values in constants)
+    assert torch.allclose(measure.sentence_weights(constants.matrix(4), False), torch.eye(4), atol=1e-5)
 
 
 def test_positions_that_no_sentence_had():

@@ -57,42 +57,93 @@ from fairseq_synth.inspect.pictures.heads import HEAD_METRICS
 from fairseq_synth.inspect.positional import MeanByPosition, fit_constants
 from fairseq_synth.synthesizers import SYNTHESIZERS
 
+STOCK = "transformer_multi30k"
+MIXTURE = "transformer_synth_random_vanilla_multi30k"
+
+ONE_UPDATE = ["--max-update", "1", "--no-epoch-checkpoints"]
+
+
+# ---- the command and its checkpoints
+
+
+def run_inspect(*argv):
+    """Runs python -m fairseq_synth.inspect."""
+    run_cli(lambda: main([str(argument) for argument in argv]))
+
+
+def get_refusal(*argv):
+    """Runs python -m fairseq_synth.inspect, which has to fail, and returns the line with its error."""
+    return get_error_line(lambda: main([str(argument) for argument in argv]))
+
+
+def read_figures(folder):
+    """Returns what the command has written to figures.json: {name of a checkpoint: its figures}."""
+    return json.loads((folder / "figures.json").read_text())
+
+
+def read_batches(loaded, subset, sentences=None, **kwargs):
+    """Returns the first sentences of a split, or all of them, in batches."""
+    return checkpoints.batches(loaded, subset, checkpoints.readable(loaded, subset, sentences), **kwargs)
+
+
+def get_size_flags(arch):
+    """Returns the flags of a small model. fairseq's own architectures have no --synth-max-length."""
+    if "synth" in arch:
+        return SMALL
+    return [flag for flag in SMALL if flag not in ("--synth-max-length", "24")]
+
+
+@pytest.fixture(scope="module")
+def trained(make_once, data):
+    """{architecture: a checkpoint}, of a stock Transformer and of a mixture."""
+
+    def make(folder):
+        for arch, updates in ((STOCK, "9"), (MIXTURE, "80")):
+            flags = ["--max-update", updates, "--no-epoch-checkpoints", "--validate-interval", "9"]
+            train_model(data, folder / arch, *flags, arch=arch, small=get_size_flags(arch))
+
+    folder = make_once("inspected", make)
+    return {arch: folder / arch / "checkpoint_last.pt" for arch in (STOCK, MIXTURE)}
+
+
 # ---- measures
 
 
-def test_weights_of_a_causal_row():
-    weights = measure.sentence_weights(torch.tensor([[[5.0, 9.0], [0.0, math.log(3)]]]), causal=True)
+def test_a_causal_row_sees_no_later_column():
+    logits = torch.tensor([[[5.0, 9.0], [0.0, math.log(3)]]])
+    weights = measure.sentence_weights(logits, causal=True)
     assert torch.allclose(weights, torch.tensor([[[1.0, 0.0], [0.25, 0.75]]]))
 
 
-def test_describe_weights():
-    """Two heads by hand: one looks at its own place and the next, the other at all three alike."""
-    own = torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]])
-    found = measure.describe_weights(torch.stack([own, torch.full((3, 3), 1 / 3)]))
+def test_weights_of_two_heads_are_described_as_computed_by_hand():
+    """One head sees its own position and the next one, the other head sees all three positions alike."""
+    neighbour_head = torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]])
+    uniform_head = torch.full((3, 3), 1 / 3)
+    description = measure.describe_weights(torch.stack([neighbour_head, uniform_head]))
     expected = {
         "entropy": [2 * math.log(2) / 3, math.log(3)],
         "distance": [1 / 3, (1 + 2 / 3 + 1) / 3],
         "diagonal": [2 / 3, 1 / 3],
         "neighbours": [1 / 3, (1 / 3 + 2 / 3 + 1 / 3) / 3],
     }
-    assert {name: pytest.approx(value.tolist()) for name, value in found.items()} == expected
+    assert {name: pytest.approx(values.tolist()) for name, values in description.items()} == expected
 
 
-def test_word_dependence():
-    a = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
-    b = torch.tensor([[[0.0, 1.0], [0.25, 0.75]]])
-    assert measure.word_dependence(a, b).tolist() == [(1 + 0.25) / 2]
+def test_word_dependence_is_half_the_distance_to_the_average_weights():
+    weights = torch.tensor([[[1.0, 0.0], [0.5, 0.5]]])
+    average_weights = torch.tensor([[[0.0, 1.0], [0.25, 0.75]]])
+    assert measure.word_dependence(weights, average_weights).tolist() == [(1 + 0.25) / 2]
 
 
-def test_cumulative_singular_values():
-    """Of diag(3, 1) the first value holds 3/4; half way to it is half of that. A matrix of equal rows has one."""
-    found = measure.cumulative_singular_values(
-        torch.stack([torch.diag(torch.tensor([3.0, 1.0])), torch.ones(2, 2)]), [0, 0.25, 0.5, 1]
-    )
-    assert torch.allclose(found, torch.tensor([[0, 0.375, 0.75, 1], [0, 0.5, 1, 1]]))
+def test_cumulative_singular_values_are_interpolated():
+    """The largest value of diag(3, 1) holds 3/4; a matrix of equal rows has only one value."""
+    diagonal = torch.diag(torch.tensor([3.0, 1.0]))
+    equal_rows = torch.ones(2, 2)
+    sums = measure.cumulative_singular_values(torch.stack([diagonal, equal_rows]), [0, 0.25, 0.5, 1])
+    assert torch.allclose(sums, torch.tensor([[0, 0.375, 0.75, 1], [0, 0.5, 1, 1]]))
 
 
-def test_rank_one_distances():
+def test_distances_to_equal_rows_and_to_rank_one():
     """Rows (1, 0) and (0, 1) are sqrt(1/2) of the norm away from both; rows (1, 1) and (2, 2) are of rank one."""
     assert measure.rank_one_distances(torch.eye(2)) == pytest.approx([0.5**0.5, 0.5**0.5])
     assert measure.rank_one_distances(torch.tensor([[1.0, 1], [2, 2]])) == pytest.approx([0.1**0.5, 0], abs=1e-6)
@@ -103,20 +154,24 @@ def test_values_of_a_histogram_are_drawn_evenly_from_what_a_row_sees(causal, mea
     """Whatever their weight: no column or diagonal is preferred."""
     monkeypatch.setattr(attention_part, "HISTOGRAM_VALUES", 400)
     logits = 4 * torch.arange(64.0)[None, None].expand(2, 64, 64)  # column j has the logit 4 j
+    attention = SimpleNamespace(name="a")
     sampler = attention_part.ValueSampler()
-    reading = SentenceReading(SimpleNamespace(name="a"), 0, logits, causal)
+    reading = SentenceReading(attention, batch_row=0, logits=logits, causal=causal)
     sampler.add(reading, measure.sentence_weights(logits, causal))
     samples = sampler.samples()
-    assert len(samples["logits"]["a"]) == len(samples["weights"]["a"]) == 400
-    assert samples["logits"]["a"].mean() == pytest.approx(mean, abs=12)
-    assert (samples["weights"]["a"] == 0).sum() > 100  # smaller than fp32 can tell from 0
+    sampled_logits = samples["logits"]["a"]
+    sampled_weights = samples["weights"]["a"]
+    assert len(sampled_logits) == len(sampled_weights) == 400
+    assert sampled_logits.mean() == pytest.approx(mean, abs=12)
+    assert (sampled_weights == 0).sum() > 100  # smaller than fp32 can tell from 0
 
 
-def test_histogram():
-    assert measure.histogram(torch.tensor([-9.0, 0.1, 0.6, 0.7]), 0, 1, 2) == [0.5, 0.5]
+def test_a_histogram_counts_values_below_its_range_in_the_first_bin():
+    values = torch.tensor([-9.0, 0.1, 0.6, 0.7])
+    assert measure.histogram(values, low=0, high=1, bins=2) == [0.5, 0.5]
 
 
-def test_mean_by_position():
+def test_the_mean_by_position_counts_only_sentences_that_have_the_position():
     mean = MeanByPosition()
     mean.add(torch.tensor([[[2.0]]]))
     mean.add(torch.tensor([[[4.0, 6.0], [8.0, 1.0]]]))
@@ -124,122 +179,124 @@ def test_mean_by_position():
     assert mean.mean_of_first(1, 9).tolist() == [[[3.0, 6.0]]]
 
 
-def test_removal():
+def test_heads_are_removed_from_the_least_to_the_most_important():
     assert measure.removal_order({"a": [0.3, 0.1], "b": [0.2]}) == [("a", 1), ("b", 0), ("a", 0)]
-    assert measure.removal_steps(16, 4) == [0, 4, 8, 12, 16] and measure.removal_steps(2, 8) == [0, 1, 2]
+
+
+def test_heads_are_removed_in_equal_steps_and_never_in_more_steps_than_heads():
+    assert measure.removal_steps(num_heads=16, steps=4) == [0, 4, 8, 12, 16]
+    assert measure.removal_steps(num_heads=2, steps=8) == [0, 1, 2]
 
 
 # ---- hooks
 
 
-def batch_of(rows=((5, 6, 7, 8, 9, 2), (10, 11, 12, 2))):
-    """Padded on the right; the targets are the sources."""
+def make_batch(rows=((5, 6, 7, 8, 9, 2), (10, 11, 12, 2))):
+    """Makes a batch whose targets are its sources, padded on the right."""
     source = pad_batch([list(row) for row in rows], left=False)
-    target = pad_batch([[2, *row[:-1]] for row in rows], left=False)
-    return {"src_tokens": source, "src_lengths": source.ne(1).sum(1), "prev_output_tokens": target}
+    shifted_target = pad_batch([[2, *row[:-1]] for row in rows], left=False)
+    return {"src_tokens": source, "src_lengths": source.ne(1).sum(1), "prev_output_tokens": shifted_target}
 
 
-def call_attention(module, x):
-    return module(query=x, key=x, value=x, need_head_weights=True)
+def compute_head_weights(module, x):
+    """Returns the weights (H, B, T, T) that a self-attention returns for x."""
+    _output, weights = module(query=x, key=x, value=x, need_head_weights=True)
+    return weights
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "random:1/dense+vanilla:1", "random/factorized_random"])
-def test_logits_are_those_of_the_attention(spec):
-    module, x = make_attention(spec), torch.randn(5, 3, 6)
+def test_the_softmax_of_the_logits_is_the_weights_of_the_attention(spec):
+    module = make_attention(spec)
+    x = torch.randn(5, 3, 6)
     weights = torch.softmax(attentions.compute_logits(module, x, x), dim=-1)
-    assert torch.allclose(weights, call_attention(module, x)[1].transpose(0, 1), atol=1e-6)
+    expected = compute_head_weights(module, x).transpose(0, 1)
+    assert torch.allclose(weights, expected, atol=1e-6)
 
 
-def test_a_function_without_weights(monkeypatch):
+def test_a_function_may_have_no_parameters(monkeypatch):
     monkeypatch.setitem(SYNTHESIZERS, "distance", Distance)
-    assert attentions.Attention("encoder", "self", 0, make_attention("distance")).logit_parameters().numel() == 0
+    attention = attentions.Attention("encoder", "self", 0, make_attention("distance"))
+    assert attention.logit_parameters().numel() == 0
+
+
+def mask_logits(reading, key_padding_mask):
+    """Returns the logits (B, H, T, S) of a reading, with -inf where its attention masks them."""
+    logits = reading.logits
+    if reading.causal:
+        logits = logits + future_mask(logits.size(-1))
+    # In a causal Synthesizer, padding is behind all words, so that the causal mask hides it.
+    padding_is_masked = not (reading.causal and attentions.is_synthetic(reading.attention.module))
+    if key_padding_mask is not None and padding_is_masked:
+        logits = logits.masked_fill(key_padding_mask[:, None, None].bool(), -math.inf)
+    return logits
 
 
 @pytest.mark.parametrize("arch", ["transformer_multi30k", "transformer_synth_random_vanilla_multi30k"])
-def test_reading(arch):
-    """What is read in a forward pass are the weights that each attention returns for the same call."""
-    model, found, calls = perturb(make_model(arch)), [], []
-    with hooks.reading(model, found.append):
+def test_the_logits_that_a_hook_reads_give_the_weights_that_each_attention_returns(arch):
+    model = perturb(make_model(arch))
+    readings = []
+    calls = []
+
+    def keep_call(module, args, kwargs, output):
+        calls.append((module, kwargs))
+
+    with hooks.reading(model, readings.append):
         for attention in hooks.attentions(model):
-            attention.module.register_forward_hook(
-                lambda module, args, kwargs, out: calls.append((module, kwargs)), with_kwargs=True
-            )
-        model(**batch_of())
-    assert len(found) == 6 and [r.causal for r in found] == [False, False, True, False, True, False]
-    for reading, (module, kwargs) in zip(found, calls):
-        attention, logits, causal = reading
-        assert attention.module is module
+            attention.module.register_forward_hook(keep_call, with_kwargs=True)
+        model(**make_batch())
+
+    assert [reading.causal for reading in readings] == [False, False, True, False, True, False]
+    for reading, (module, kwargs) in zip(readings, calls):
+        assert reading.attention.module is module
         kwargs.pop("static_kv", None)
-        expected = module(**{**kwargs, "need_head_weights": True, "need_weights": True})[1]
-        if causal:
-            logits = logits + future_mask(logits.size(-1))
-        padding = kwargs.get("key_padding_mask")
-        if padding is not None and not (
-            causal and attentions.is_synthetic(module)
-        ):  # there padding is behind all words
-            logits = logits.masked_fill(padding[:, None, None].bool(), -math.inf)
-        if expected.dim() == 3:  # fairseq's fast path averages over the heads
-            assert torch.allclose(torch.softmax(logits, -1).mean(1), expected, atol=1e-6)
-        else:
-            assert torch.allclose(torch.softmax(logits, -1).transpose(0, 1), expected, atol=1e-6)
+        _output, expected = module(**{**kwargs, "need_head_weights": True, "need_weights": True})
+        weights = torch.softmax(mask_logits(reading, kwargs.get("key_padding_mask")), dim=-1)  # (B, H, T, S)
+        is_mean_of_heads = expected.dim() == 3  # as in fairseq's fast path
+        weights = weights.mean(dim=1) if is_mean_of_heads else weights.transpose(0, 1)
+        assert torch.allclose(weights, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("arch", ["transformer_multi30k", "transformer_synth_dense_multi30k"])
 @pytest.mark.parametrize("name", ["encoder.self.1", "decoder.self.0", "decoder.cross.1"])
-def test_a_head_is_switched_off(arch, name):
-    """As if the columns of the output projection that read it were 0."""
+@torch.no_grad()
+def test_a_removed_head_counts_as_if_the_output_projection_had_zeros_for_it(arch, name):
     model = perturb(make_model(arch))
-    batch = batch_of()
-    with torch.no_grad(), hooks.removed_heads(model, [Head(name, 1)]):
-        masked = model(**batch)[0]
-    whole = model(**batch)[0]
-    assert not torch.allclose(masked, whole, atol=1e-3)
-    attention = next(a for a in hooks.attentions(model) if a.name == name)
-    with torch.no_grad():
-        attention.module.out_proj.weight[:, 8:16] = 0
-        assert torch.allclose(masked, model(**batch)[0], atol=1e-5)
+    batch = make_batch()
+    with hooks.removed_heads(model, [Head(name, 1)]):
+        output_without_head, _ = model(**batch)
+    output, _ = model(**batch)
+    assert not torch.allclose(output_without_head, output, atol=1e-3)
+    attention = next(attention for attention in hooks.attentions(model) if attention.name == name)
+    attention.module.out_proj.weight[:, 8:16] = 0  # the features of head 1
+    expected, _ = model(**batch)
+    assert torch.allclose(output_without_head, expected, atol=1e-5)
 
 
-def test_branches_of_a_layer():
-    """The second encoder layer by hand: its attention alone, without skip connections and feed-forward layer."""
+@torch.no_grad()
+def test_a_layer_is_run_with_and_without_skip_connections_and_feed_forward_layer():
+    """The output of the second encoder layer is compared with a computation by hand."""
     model = perturb(make_model("transformer_synth_random_multi30k"))
-    batch, found = batch_of(rows=((5, 6, 7, 2),)), {}
+    batch = make_batch(rows=((5, 6, 7, 2),))
     layer = model.encoder.layers[1]
+    outputs = {}
 
     def keep(output):
-        found[output.stack, output.layer] = output.x
+        outputs[output.stack, output.layer] = output.x
 
-    with torch.no_grad():
-        with hooks.layer_outputs(model, keep, keep_skip=False, keep_feed_forward=False):
-            model(**batch)
-        x = found["encoder", 0]
-        alone = layer.final_layer_norm(layer.self_attn_layer_norm(layer.self_attn(x, x, x)[0]))
-        assert torch.allclose(found["encoder", 1], alone, atol=1e-6)
-        with hooks.layer_outputs(model, keep, keep_skip=True, keep_feed_forward=True):
-            model(**batch)
-        assert torch.allclose(found["encoder", 1], layer(found["encoder", 0], None), atol=1e-6)
+    with hooks.layer_outputs(model, keep, keep_skip=False, keep_feed_forward=False):
+        model(**batch)
+    x = outputs["encoder", 0]
+    attention_output, _ = layer.self_attn(x, x, x)
+    attention_alone = layer.final_layer_norm(layer.self_attn_layer_norm(attention_output))
+    assert torch.allclose(outputs["encoder", 1], attention_alone, atol=1e-6)
+
+    with hooks.layer_outputs(model, keep, keep_skip=True, keep_feed_forward=True):
+        model(**batch)
+    whole_layer = layer(outputs["encoder", 0], None)
+    assert torch.allclose(outputs["encoder", 1], whole_layer, atol=1e-6)
 
 
 # ---- on checkpoints
-
-
-def sizes_of(arch):
-    return SMALL if "synth" in arch else [flag for flag in SMALL if flag not in ("--synth-max-length", "24")]
-
-
-@pytest.fixture(scope="module")
-def trained(make_once, data):
-    """{name: a checkpoint}, of a stock Transformer and of a mixture."""
-
-    def make(folder):
-        for arch, updates in ((STOCK, "9"), (MIXTURE, "80")):
-            flags = ["--max-update", updates, "--no-epoch-checkpoints", "--validate-interval", "9"]
-            train_model(data, folder / arch, *flags, arch=arch, small=sizes_of(arch))
-
-    return {arch: make_once("inspected", make) / arch / "checkpoint_last.pt" for arch in (STOCK, MIXTURE)}
-
-
-STOCK, MIXTURE = "transformer_multi30k", "transformer_synth_random_vanilla_multi30k"
 
 
 def test_layers_and_numbers_are_in_the_picture_of_the_heads():
@@ -255,156 +312,220 @@ def test_layers_and_numbers_are_in_the_picture_of_the_heads():
     assert texts == [(0, 0, "0.50", "white"), (1, 0, "0.25", "black"), (0, 1, "0.50", "white"), (1, 1, "0.25", "black")]
 
 
+def get_weights(model):
+    """Returns {name: parameter} of a model, without the entries that no model reads."""
+    return used_weights(dict(model.named_parameters()))
+
+
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
     """A training with a learning rate of 0 ends where it began; with the data or without, from the seed alone."""
-    train_model(
-        data, tmp_path, "--max-update", "1", "--lr", "0", "--no-epoch-checkpoints", arch=arch, small=sizes_of(arch)
-    )
+    train_model(data, tmp_path, *ONE_UPDATE, "--lr", "0", arch=arch, small=get_size_flags(arch))
     for folder in (data / "bin", None):
         loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", folder)
-        initial, kept = (used_weights(dict(model.named_parameters())) for model in (loaded.initial(), loaded.model))
-        assert initial.keys() == kept.keys() and all(torch.equal(initial[key], kept[key]) for key in kept)
-    loaded.cfg.checkpoint.reset_optimizer = True  # alone it only begins the training's own optimizer anew
+        initial_weights = get_weights(loaded.initial())
+        weights = get_weights(loaded.model)
+        assert initial_weights.keys() == weights.keys()
+        for name, weight in weights.items():
+            assert torch.equal(initial_weights[name], weight), name
+    loaded.cfg.checkpoint.reset_optimizer = True  # alone it only resets the training's own optimizer
     assert loaded.initial() is not None
     loaded.cfg.checkpoint.restore_file = "another.pt"
     assert loaded.initial() is None
 
 
+def make_encoder_attention(spec):
+    """Returns the description of an encoder's self-attention with three heads and the functions `spec`."""
+    module = make_attention(spec, num_heads=3, embed_dim=6)
+    return attentions.Attention("encoder", "self", 0, module)
+
+
 @pytest.mark.parametrize(
-    "spec, expected",
+    "spec, expected_zeros",
     [
-        ("random+vanilla:1/dense+vanilla:2", {"random": "a00", "dense": "0bb", "vanilla": "xyy"}),
-        ("random:1/dense+vanilla:2", {"random": [1, 0, 0], "dense": "0bb", "vanilla": "0yy"}),
-        ("random:1/vanilla:2", None),
+        (
+            "random+vanilla:1/dense+vanilla:2",
+            {"random": [False, True, True], "dense": [True, False, False], "vanilla": [False, False, False]},
+        ),
+        (
+            "random:1/dense+vanilla:2",
+            {"random": [False, True, True], "dense": [True, False, False], "vanilla": [True, False, False]},
+        ),
     ],
 )
-def test_alpha_of_heads_of_different_kinds(spec, expected):
-    """Every head's weights sum to 1; a function that a head has not weighs nothing there."""
-    module = make_attention(spec, num_heads=3, embed_dim=6)
-    found = attentions.Attention("encoder", "self", 0, module).alpha()
-    if expected is None:
-        assert found is None
-        return
-    assert set(found) == set(expected)
-    assert [sum(heads) for heads in zip(*found.values())] == pytest.approx([1, 1, 1])
-    for name, heads in expected.items():
-        assert [value == 0 for value in found[name]] == [head in ("0", 0) for head in heads]
-    first, second = module.synthesizer.mixtures()
-    assert found["vanilla"][1:] == pytest.approx(torch.softmax(second.alpha, 0)[1].tolist())
+def test_alpha_sums_to_1_in_each_head_and_is_0_for_a_function_that_a_head_does_not_have(spec, expected_zeros):
+    attention = make_encoder_attention(spec)
+    alpha = attention.alpha()
+    assert {function: [value == 0 for value in values] for function, values in alpha.items()} == expected_zeros
+    sums = torch.tensor([*alpha.values()]).sum(dim=0)
+    assert sums.tolist() == pytest.approx([1, 1, 1])
+    _first_group, second_group = attention.module.synthesizer.mixtures()
+    _dense, vanilla = torch.softmax(second_group.alpha, dim=0)
+    assert alpha["vanilla"][1:] == pytest.approx(vanilla.tolist())
+
+
+def test_there_is_no_alpha_if_no_head_has_a_mixture():
+    assert make_encoder_attention("random:1/vanilla:2").alpha() is None
 
 
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
-def test_importance_is_a_derivative(arch, trained, data):
-    """Of one sentence, against a finite difference of the training's loss."""
+def test_the_gradient_of_a_head_is_the_derivative_of_the_loss(arch, trained, data):
+    """A finite difference of the training's loss is computed on one sentence."""
     loaded = checkpoints.load(trained[arch], data / "bin")
-    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 1))
+    batches = read_batches(loaded, "valid", sentences=1)
     perturb(loaded.model.double(), std=0.1)
-    found, criterion = head_importance(loaded, sample), build_criterion(loaded)
-    values = []
-    for factor in (1.01, 0.99):
-        with (
-            torch.no_grad(),
-            hooks.masked_heads(loaded.model, {"decoder.self.1": torch.tensor([1, factor], dtype=torch.float64)}),
-        ):
-            values.append(float(criterion(loaded.model, sample[0])[0]))
-    expected = abs(values[0] - values[1]) / 0.02 / sample[0]["ntokens"]
-    assert found["decoder.self.1"]["gradient"][1] == pytest.approx(expected, rel=0.02)
+    importance = head_importance(loaded, batches)
+    criterion = build_criterion(loaded)
+    (batch,) = batches
+
+    @torch.no_grad()
+    def compute_loss(factor):
+        mask = torch.tensor([1, factor], dtype=torch.float64)
+        with hooks.masked_heads(loaded.model, {"decoder.self.1": mask}):
+            loss_of_batch, _, _ = criterion(loaded.model, batch)
+        return float(loss_of_batch)
+
+    derivative = (compute_loss(1.01) - compute_loss(0.99)) / 0.02
+    expected = abs(derivative) / batch["ntokens"]
+    assert importance["decoder.self.1"]["gradient"][1] == pytest.approx(expected, rel=0.02)
 
 
-def test_loss_and_bleu_are_those_of_fairseq(trained, data):
-    """With all heads: what fairseq-validate and sacreBLEU of fairseq-generate's translations say."""
+def test_the_loss_is_that_of_fairseq_validate(trained, data):
     path = trained[MIXTURE]
     loaded = checkpoints.load(path, data / "bin")
-    sample = checkpoints.batches(loaded, "test", checkpoints.readable(loaded, "test"), max_tokens=60)
-    flags = [data / "bin", *USER_DIR, "--path", path, "--required-batch-size-multiple", "1"]
-    _, log = run_cli(
-        validate.cli_main, *flags, "--task", "translation", "--valid-subset", "test", "--max-tokens", "500"
-    )
-    assert loss(loaded, sample) == pytest.approx(float(re.search(r"nll_loss (\S+)", log)[1]), abs=6e-4)
-    out, _ = run_cli(generate.cli_main, *flags, "--gen-subset", "test", "--beam", "2")
-    lines = {kind: re.findall(rf"^{kind}-(\d+)\t(?:\S+\t)?(.*)$", out, re.M) for kind in "TH"}
-    translations, references = ([text for _, text in sorted(lines[kind])] for kind in "HT")
+    batches = read_batches(loaded, "test", max_tokens=60)
+    flags = ["--path", path, "--task", "translation", "--valid-subset", "test", "--max-tokens", "500"]
+    _, log = run_cli(validate.cli_main, data / "bin", *USER_DIR, *flags, "--required-batch-size-multiple", "1")
+    expected = float(re.search(r"nll_loss (\S+)", log)[1])
+    assert loss(loaded, batches) == pytest.approx(expected, abs=6e-4)
+
+
+def read_sentences(output, kind):
+    """Returns the sentences that fairseq-generate has printed, in order. Kind H: translations, T: references."""
+    lines = re.findall(rf"^{kind}-(\d+)\t(?:\S+\t)?(.*)$", output, re.M)
+    return [sentence for _number, sentence in sorted(lines)]
+
+
+def test_bleu_is_that_of_the_translations_of_fairseq_generate(trained, data):
+    path = trained[MIXTURE]
+    loaded = checkpoints.load(path, data / "bin")
+    batches = read_batches(loaded, "test", max_tokens=60)
+    flags = ["--path", path, "--gen-subset", "test", "--beam", "2", "--required-batch-size-multiple", "1"]
+    output, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, *flags)
+    translations = read_sentences(output, "H")
+    references = read_sentences(output, "T")
     expected = BLEU(tokenize="none", force=True).corpus_score(translations, [references]).score
-    bleu, signature = compute_bleu(loaded, sample, beam=2, remove_bpe="subword_nmt")
-    assert bleu == pytest.approx(expected) and bleu > 0 and "tok:none" in signature
+    bleu = compute_bleu(loaded, batches, beam=2, remove_bpe="subword_nmt")
+    assert bleu.score == pytest.approx(expected)
+    assert bleu.score > 0
+    assert "tok:none" in bleu.signature
+
+
+def count_target_tokens(path):
+    """Returns the numbers of tokens of the sentences of a file that are within the model's limit, ends included."""
+    lengths = [len(line.split()) + 1 for line in path.read_text().splitlines()]
+    return [length for length in lengths if length <= 24]
 
 
 def test_loss_and_bleu_by_length(trained, data, tmp_path):
-    """The ranges share out the sentences, and their losses, weighted by tokens, are the loss of all."""
+    """The ranges of length share out the sentences, and their losses, weighted by tokens, are the loss of all."""
     out = tmp_path / "out"
     flags = ["--data", data / "bin", "--subset", "test", "--only", "lengths", "--no-pictures", "--out", out]
-    inspect(trained[MIXTURE], *flags)
-    (found,) = json.loads((out / "figures.json").read_text()).values()
-    assert not {"sentences", "layers", "removal"} & set(found)
-    assert "gradient" not in found["attentions"]["encoder.self.0"] and "lengths" in drawn({"model": found})
-    lines = [(data / f"{name}.de").read_text().splitlines() for name in ("test", "long")]
-    lengths = [len(line.split()) + 1 for part in lines for line in part]  # with the end of the sentence
-    lengths = [length for length in lengths if length <= 24]  # the model's limit
-    counts, tokens = {}, {}
-    for length in lengths:
-        longest = 8 if length <= 8 else 16
-        counts[longest], tokens[longest] = counts.get(longest, 0) + 1, tokens.get(longest, 0) + length
-    ranges = found["lengths"]["ranges"]
-    assert {part["longest"]: part["sentences"] for part in ranges} == counts and len(counts) == 2
-    mean = sum(part["loss"] * tokens[part["longest"]] for part in ranges) / sum(tokens.values())
-    assert mean == pytest.approx(found["loss"], rel=1e-3)
-    assert all(part["bleu"] > 0 for part in ranges) and "tok:none" in found["lengths"]["signature"]
+    run_inspect(trained[MIXTURE], *flags)
+    (figures,) = read_figures(out).values()
+    assert not {"sentences", "layers", "removal"} & set(figures)
+    assert "gradient" not in figures["attentions"]["encoder.self.0"]
+    assert "lengths" in draw_pictures({"model": figures})
+
+    lengths = count_target_tokens(data / "test.de") + count_target_tokens(data / "long.de")
+    lengths_by_range = {
+        8: [length for length in lengths if length <= 8],
+        16: [length for length in lengths if length > 8],
+    }
+    ranges = figures["lengths"]["ranges"]
+    sentences_by_range = {part["longest"]: part["sentences"] for part in ranges}
+    assert sentences_by_range == {longest: len(lengths) for longest, lengths in lengths_by_range.items()}
+    assert min(sentences_by_range.values()) > 0
+
+    total_loss = sum(part["loss"] * sum(lengths_by_range[part["longest"]]) for part in ranges)
+    assert total_loss / sum(lengths) == pytest.approx(figures["loss"], rel=1e-3)
+    assert all(part["bleu"] > 0 for part in ranges)
+    assert "tok:none" in figures["lengths"]["signature"]
 
 
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
-def test_without_words(arch, trained, data):
-    """Each head's figure, and the curve, whose last point has all heads replaced."""
+def test_the_loss_without_words_is_that_of_heads_with_average_attention(arch, trained, data):
+    """For one head, and for all heads, which are the last point of the curve."""
     loaded = checkpoints.load(trained[arch], data / "bin")
-    options = Options(parts=("words",))
-    found = analysis.analyse(loaded, options)
-    curve, averages = found["words"], words.average(loaded, "train", 300)
-    assert curve["sentences"] == 300 and len(curve["heads"]) == 8 and len(curve["loss"]) == 9
-    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
+    figures = analysis.analyse(loaded, Options(parts=("words",)))
+    curve = figures["words"]
+    assert curve["sentences"] == 300
+    assert len(curve["heads"]) == 8
+    assert len(curve["loss"]) == 9
+
+    batches = read_batches(loaded, "valid")
+    averages = words.average(loaded, "train", 300)
     logits = {name: constants.matrix(13) for name, constants in averages.constants.items()}
-    for heads, expected in (
-        ([Head("decoder.self.1", 1)], found["loss"] + found["attentions"]["decoder.self.1"]["without_words"][1]),
-        ([Head(*head) for head in curve["heads"]], curve["loss"][-1]),
-    ):
-        with hooks.replaced_heads(loaded.model, logits, heads):
-            assert loss(loaded, sample) == pytest.approx(expected, abs=1e-3)
-    alone = [found["attentions"][name]["without_words"][head] for name, head in curve["heads"]]
-    assert alone == sorted(alone) and "without_words" not in found["attentions"]["decoder.cross.0"]
+    increase = figures["attentions"]["decoder.self.1"]["without_words"][1]
+    with hooks.replaced_heads(loaded.model, logits, [Head("decoder.self.1", 1)]):
+        assert loss(loaded, batches) == pytest.approx(figures["loss"] + increase, abs=1e-3)
+    all_heads = [Head(attention, number) for attention, number in curve["heads"]]
+    with hooks.replaced_heads(loaded.model, logits, all_heads):
+        assert loss(loaded, batches) == pytest.approx(curve["loss"][-1], abs=1e-3)
+
+    increases = [figures["attentions"][head.attention]["without_words"][head.number] for head in all_heads]
+    assert increases == sorted(increases)
+    assert "without_words" not in figures["attentions"]["decoder.cross.0"]
 
 
-def test_what_is_averaged_over(trained, data, monkeypatch):
-    """Of many sentences some are read, evenly from the longest down."""
-    loaded, read = checkpoints.load(trained[STOCK], data / "bin"), []
+def test_the_average_is_over_sentences_that_are_chosen_evenly_from_the_longest_down(trained, data, monkeypatch):
+    loaded = checkpoints.load(trained[STOCK], data / "bin")
+    chosen = []
     make_batches = checkpoints.batches
-    monkeypatch.setattr(checkpoints, "batches", lambda *args: read.append(args[2]) or make_batches(*args))
-    average, everything = words.average(loaded, "train", 3), checkpoints.readable(loaded, "train")
-    assert read == [[everything[99], everything[199], everything[299]]]
-    assert average.length == loaded.task.dataset("train").num_tokens(everything[-1]) and average.sentences == 3
+
+    def keep_choice(loaded, subset, sentence_indices):
+        chosen.append(sentence_indices)
+        return make_batches(loaded, subset, sentence_indices)
+
+    monkeypatch.setattr(checkpoints, "batches", keep_choice)
+    average = words.average(loaded, "train", sentences=3)
+    by_length = checkpoints.readable(loaded, "train")
+    assert chosen == [[by_length[99], by_length[199], by_length[299]]]
+    assert average.length == loaded.task.dataset("train").num_tokens(by_length[-1])
+    assert average.sentences == 3
 
 
 def test_words_are_worth_nothing_to_random(data, tmp_path):
     train_model(data, tmp_path, "--max-update", "9", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
     loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", data / "bin")
-    found = analysis.analyse(loaded, Options(parts=("words",)))
-    assert max(abs(value) for value in found["attentions"]["encoder.self.0"]["without_words"]) < 1e-5
-    assert found["words"]["loss"][-1] == pytest.approx(found["loss"], abs=1e-3)
+    figures = analysis.analyse(loaded, Options(parts=("words",)))
+    increases = figures["attentions"]["encoder.self.0"]["without_words"]
+    assert max(abs(increase) for increase in increases) < 1e-5
+    assert figures["words"]["loss"][-1] == pytest.approx(figures["loss"], abs=1e-3)
 
 
-def test_summary(trained, data, tmp_path):
-    """What docs/analysis.md shows of the same figures."""
+def test_the_summary_keeps_what_the_documentation_shows(trained, data, tmp_path):
     flags = ["--data", data / "bin", "--sentences", "2", "--steps", "1", "--no-pictures"]
-    for name, more in (("all", []), ("short", ["--summary"])):
-        inspect(trained[STOCK], *flags, *more, "--out", tmp_path / name)
-    found, short = (json.loads((tmp_path / name / "figures.json").read_text()) for name in ("all", "short"))
-    (found,), (short,) = found.values(), short.values()
-    assert set(short) == {"data", "loss", "layers", "removal", "words", "lengths", "attentions", "updates"}
-    assert {key: short[key] for key in ("removal", "words")} == {key: found[key] for key in ("removal", "words")}
-    whole, kept = (x["attentions"]["decoder.self.1"] for x in (found, short))
-    assert set(kept["histograms"]) == {"logits", "weights"} and "pattern" not in short["attentions"]["decoder.cross.0"]
-    shares = [x["histograms"]["logits"]["shares"]["trained"] for x in (whole, kept)]
-    assert shares[1] == [float(f"{a + b:.3g}") for a, b in zip(shares[0][::2], shares[0][1::2])]
-    assert kept["pattern"] == [[row[:16] for row in head[:16]] for head in whole["pattern"]]
-    assert refused(trained[STOCK], "--summary", "--out", tmp_path / "out").startswith("--summary: ")
+    run_inspect(trained[STOCK], *flags, "--out", tmp_path / "whole")
+    run_inspect(trained[STOCK], *flags, "--summary", "--out", tmp_path / "summary")
+    (figures,) = read_figures(tmp_path / "whole").values()
+    (summary,) = read_figures(tmp_path / "summary").values()
+    assert set(summary) == {"data", "loss", "layers", "removal", "words", "lengths", "attentions", "updates"}
+    assert summary["removal"] == figures["removal"]
+    assert summary["words"] == figures["words"]
+    assert "pattern" not in summary["attentions"]["decoder.cross.0"]
+
+    attention = figures["attentions"]["decoder.self.1"]
+    short_attention = summary["attentions"]["decoder.self.1"]
+    assert short_attention["pattern"] == [[row[:16] for row in head[:16]] for head in attention["pattern"]]
+    assert set(short_attention["histograms"]) == {"logits", "weights"}
+    shares = attention["histograms"]["logits"]["shares"]["trained"]
+    sums_of_two = [float(f"{left + right:.3g}") for left, right in zip(shares[::2], shares[1::2])]
+    assert short_attention["histograms"]["logits"]["shares"]["trained"] == sums_of_two
+
+
+def test_a_summary_without_data_is_refused(trained, tmp_path):
+    assert get_refusal(trained[STOCK], "--summary", "--out", tmp_path / "out").startswith("--summary: ")
 
 
 @pytest.mark.parametrize(
@@ -416,25 +537,27 @@ def test_summary(trained, data, tmp_path):
         ("words", "words", {"heads", "without-words"}),
     ],
 )
-def test_one_part_alone(part, key, names, trained, data, tmp_path):
-    """Its figures and pictures are there, and those of the other parts are not."""
+def test_one_part_alone_has_its_figures_and_pictures_and_no_others(part, key, names, trained, data, tmp_path):
     flags = ["--data", data / "bin", "--sentences", "2", "--steps", "1", "--only", part, "--no-pictures"]
-    inspect(trained[MIXTURE], *flags, "--out", tmp_path / "out")
-    (found,) = json.loads((tmp_path / "out" / "figures.json").read_text()).values()
-    assert key in found and len({"sentences", "layers", "removal", "words", "lengths"} & set(found)) == 1
-    assert found["loss"] > 0
-    pictured = drawn({"model": found})
-    assert names <= pictured and ("singular-values" in pictured) == (part == "attention")
+    run_inspect(trained[MIXTURE], *flags, "--out", tmp_path / "out")
+    (figures,) = read_figures(tmp_path / "out").values()
+    assert {"sentences", "layers", "removal", "words", "lengths"} & set(figures) == {key}
+    assert figures["loss"] > 0
+    drawn_names = draw_pictures({"model": figures})
+    assert names <= drawn_names
+    assert ("singular-values" in drawn_names) == (part == "attention")
 
 
-def made_up_figures(layers, heads):
-    """Figures of a translation model with mixtures, of every part, with a sentence of long words."""
+def make_up_figures(layers, heads):
+    """Returns figures of a translation model with mixtures, of every part, with a sentence of long words."""
     words = [f"a_rather_long_word_{i}" for i in range(14)]
     square = [[500] * len(words)] * len(words)
-    attentions, weights = {}, {}
+    histogram = {"low": -1.0, "high": 1.0, "shares": {"trained": [0.5, 0.5], "initial": [0.25, 0.75]}}
+    values_of_heads = [0.0123 * head - 0.01 for head in range(heads)]
+    attentions = {}
+    weights = {}
     for group in pictures.GROUPS:
         for layer in range(layers):
-            histogram = {"low": -1.0, "high": 1.0, "shares": {"trained": [0.5, 0.5], "initial": [0.25, 0.75]}}
             attentions[f"{group}.{layer}"] = {
                 "group": group,
                 "layer": layer,
@@ -443,7 +566,7 @@ def made_up_figures(layers, heads):
                 "histograms": {"parameters": histogram, "logits": histogram, "weights": histogram},
                 "pattern": [square] * heads,
                 "singular_values": [[0.0, 0.75, 1.0]] * heads,
-                **{figure: [0.0123 * head - 0.01 for head in range(heads)] for figure in HEAD_METRICS},
+                **dict.fromkeys(HEAD_METRICS, values_of_heads),
             }
             weights[f"{group}.{layer}"] = [square] * heads
     distances = {name: {"equal_rows": [0.5] * layers} for name in ("as it is", "attention alone")}
@@ -461,7 +584,7 @@ def made_up_figures(layers, heads):
 
 @pytest.mark.parametrize("models, layers, heads", [(1, 4, 2), (2, 1, 4)])
 def test_pictures_are_840_pixels_wide_and_cut_no_label(models, layers, heads):
-    figures = {f"checkpoint_best_{number}": made_up_figures(layers, heads) for number in range(models)}
+    figures = {f"checkpoint_best_{number}": make_up_figures(layers, heads) for number in range(models)}
     names = set()
     for picture in pictures.titled_pictures(figures):
         figure = picture.draw()
@@ -484,7 +607,7 @@ def test_a_sentence_is_drawn_if_all_models_have_read_it_at_any_place_of_their_li
         tokens = {"encoder": ["a", "b"], "decoder": ["a", "b"]}
         return {"number": number, "tokens": tokens, "weights": {"encoder.self.0": [[[weight, 0], [0, weight]]]}}
 
-    figures = {"first": made_up_figures(layers=1, heads=1), "second": made_up_figures(layers=1, heads=1)}
+    figures = {"first": make_up_figures(layers=1, heads=1), "second": make_up_figures(layers=1, heads=1)}
     figures["first"]["sentences"] = [sentence(0, 100), sentence(7, 200)]
     figures["second"]["sentences"] = [sentence(7, 300), sentence(9, 400)]
     drawn_sentences = [picture for picture in pictures.pictures(figures) if picture.name.startswith("sentence")]
@@ -494,72 +617,115 @@ def test_a_sentence_is_drawn_if_all_models_have_read_it_at_any_place_of_their_li
     assert [matrix.max() for matrix in matrices] == [200, 300]
 
 
-def drawn(found):
-    """The names of the pictures of one or of several models that there are figures for, after drawing them."""
+def draw_pictures(figures_by_model):
+    """Draws all pictures that there are figures for, checks that each shows something, and returns their names."""
     names = set()
-    for picture in pictures.pictures(found):
-        figure = picture.draw()
-        assert any(axes.has_data() for axes in figure.axes)
+    for picture in pictures.pictures(figures_by_model):
+        drawing = picture.draw()
+        assert any(axes.has_data() for axes in drawing.axes)
         names.add(picture.name)
     return names
 
 
-def inspect(*argv):
-    run_cli(lambda: main([str(arg) for arg in argv]))
+# ---- a stock Transformer and a mixture at once
 
 
-def test_the_command_line(trained, data, tmp_path):
-    """A stock Transformer and a mixture at once: every picture's figures are in the JSON."""
-    out = tmp_path / "new" / "out"
-    flags = ["--data", data / "bin", "--sentences", "5", "--steps", "2", "--no-pictures"]
-    inspect(*trained.values(), *flags, "--out", out)
-    found = json.loads((out / "figures.json").read_text())
-    assert list(found) == [f"{arch}-checkpoint_last" for arch in trained]
+@pytest.fixture(scope="module")
+def figures_of_both(make_once, trained, data):
+    """The figures that one call of the command has written for both checkpoints, which tests must not change."""
+
+    def make(folder):
+        flags = ["--data", data / "bin", "--sentences", "5", "--steps", "2", "--no-pictures"]
+        run_inspect(*trained.values(), *flags, "--out", folder / "new" / "out")
+
+    return read_figures(make_once("inspected-both", make) / "new" / "out")
+
+
+def test_figures_are_named_after_the_folder_and_the_checkpoint(figures_of_both):
+    assert list(figures_of_both) == [f"{STOCK}-checkpoint_last", f"{MIXTURE}-checkpoint_last"]
+
+
+def test_every_picture_can_be_drawn_from_the_figures(figures_of_both):
+    names = draw_pictures(figures_of_both)
     expected = (
         "parameters logits weights patterns heads sentence1-encoder-self-attention sentence3-cross-attention "
-        "singular-values rank removal without-words lengths"
+        "singular-values rank removal without-words lengths alpha"
     ).split()
-    names = drawn(found)
-    assert set(expected) <= names and "alpha" in names
-    for label, figures in found.items():
-        alone = {picture.name for picture in pictures.pictures({label: figures})}
-        assert alone == (names if MIXTURE in label else names - {"alpha"})
-        assert figures["data"] == {"subset": "valid", "sentences": 5} and len(figures["attentions"]) == 6
-        for attention in figures["attentions"].values():
-            assert set(attention["histograms"]) == {"parameters", "logits", "weights"}
-            assert set(attention["histograms"]["logits"]["shares"]) == {"trained", "initial"}
-            assert len(attention["gradient"]) == len(attention["left_out"]) == attention["heads"] == 2
-        for sentence in figures["sentences"]:
-            rows, columns = len(sentence["tokens"]["decoder"]), len(sentence["tokens"]["encoder"])
-            assert sentence["tokens"]["encoder"][-1] == sentence["tokens"]["decoder"][0] == "</s>"
-            cross = sentence["weights"]["decoder.cross.0"]
-            assert (len(cross), len(cross[0]), len(cross[0][0])) == (2, rows, columns)
-        curve = figures["removal"]["groups"]["encoder.self"]
-        assert curve["share"] == [0, 0.5, 1] and curve["loss"][0] == pytest.approx(figures["loss"])
-        assert all(bleu is not None for bleu in curve["bleu"])
-    removal = next(picture for picture in pictures.pictures(found) if picture.name == "removal")
-    (losses, *_) = (call for call in removal.panels[0].calls if call[2].get("label") == list(found)[1])
-    stock, mixture = found.values()
-    assert losses[1] == [mixture["removal"]["groups"]["encoder.self"][key] for key in ("share", "loss")]
-    (out / "pictures").mkdir()
-    few = {label: {"attentions": {**figures["attentions"]}} for label, figures in found.items()}
-    for figures in few.values():  # some of them, as each takes a second
-        for name, own in figures["attentions"].items():
-            figures["attentions"][name] = {k: v for k, v in own.items() if k not in ("histograms", "pattern")}
-    pictures.save(few, out / "pictures")
-    few[next(iter(found))]["attentions"]["decoder.self.1"]["heads"] = 3
-    pictures.save(few, out / "pictures")  # of models with other heads: each has its own
-    saved = {path.stem for path in (out / "pictures").glob("*.png")}
-    assert saved >= {"heads", "alpha"} | {f"{label}-heads" for label in found}
+    assert set(expected) <= names
+    for label, figures in figures_of_both.items():
+        names_of_model = {picture.name for picture in pictures.pictures({label: figures})}
+        assert names_of_model == (names if MIXTURE in label else names - {"alpha"})
+
+
+@pytest.mark.parametrize("arch", [STOCK, MIXTURE])
+def test_each_attention_has_figures_of_its_heads(arch, figures_of_both):
+    figures = figures_of_both[f"{arch}-checkpoint_last"]
+    assert figures["data"] == {"subset": "valid", "sentences": 5}
+    assert len(figures["attentions"]) == 6
+    for attention in figures["attentions"].values():
+        assert set(attention["histograms"]) == {"parameters", "logits", "weights"}
+        assert set(attention["histograms"]["logits"]["shares"]) == {"trained", "initial"}
+        assert len(attention["gradient"]) == len(attention["left_out"]) == attention["heads"] == 2
+
+
+@pytest.mark.parametrize("arch", [STOCK, MIXTURE])
+def test_weights_of_a_sentence_have_a_row_for_each_target_token(arch, figures_of_both):
+    for sentence in figures_of_both[f"{arch}-checkpoint_last"]["sentences"]:
+        source_tokens = sentence["tokens"]["encoder"]
+        target_tokens = sentence["tokens"]["decoder"]
+        assert source_tokens[-1] == target_tokens[0] == "</s>"
+        cross_attention = np.array(sentence["weights"]["decoder.cross.0"])
+        assert cross_attention.shape == (2, len(target_tokens), len(source_tokens))
+
+
+@pytest.mark.parametrize("arch", [STOCK, MIXTURE])
+def test_the_removal_of_heads_starts_with_the_loss_of_all_heads(arch, figures_of_both):
+    figures = figures_of_both[f"{arch}-checkpoint_last"]
+    curve = figures["removal"]["groups"]["encoder.self"]
+    assert curve["share"] == [0, 0.5, 1]
+    assert curve["loss"][0] == pytest.approx(figures["loss"])
+    assert None not in curve["bleu"]
+
+
+def test_the_picture_of_the_removal_shows_the_losses_of_each_model(figures_of_both):
+    label = f"{MIXTURE}-checkpoint_last"
+    picture = next(picture for picture in pictures.pictures(figures_of_both) if picture.name == "removal")
+    calls_of_first_panel = picture.panels[0].calls
+    points, *_ = [arguments for _, arguments, options in calls_of_first_panel if options.get("label") == label]
+    curve = figures_of_both[label]["removal"]["groups"]["encoder.self"]
+    assert points == [curve["share"], curve["loss"]]
+
+
+def test_only_a_mixture_has_alpha_which_sums_to_1(figures_of_both):
+    stock, mixture = figures_of_both.values()
     assert stock["attentions"]["encoder.self.0"]["alpha"] is None
     alpha = mixture["attentions"]["encoder.self.0"]["alpha"]
-    assert set(alpha) == {"random", "vanilla"} and alpha["random"][0] + alpha["vanilla"][0] == pytest.approx(
-        1, abs=1e-3
-    )
+    assert set(alpha) == {"random", "vanilla"}
+    assert alpha["random"][0] + alpha["vanilla"][0] == pytest.approx(1, abs=1e-3)
+
+
+def keep_figures_of_heads(figures):
+    """Returns a copy of the figures of a model that gives few pictures, as drawing each takes a second."""
+    attentions = {}
+    for name, attention in figures["attentions"].items():
+        attentions[name] = {key: value for key, value in attention.items() if key not in ("histograms", "pattern")}
+    return {"attentions": attentions}
+
+
+def test_models_with_different_heads_have_a_picture_of_the_heads_each(figures_of_both, tmp_path):
+    few_figures = {label: keep_figures_of_heads(figures) for label, figures in figures_of_both.items()}
+    pictures.save(few_figures, tmp_path)
+    few_figures[f"{STOCK}-checkpoint_last"]["attentions"]["decoder.self.1"]["heads"] = 3
+    pictures.save(few_figures, tmp_path)
+    names = {path.stem for path in tmp_path.glob("*.png")}
+    assert names >= {"heads", "alpha", *(f"{label}-heads" for label in figures_of_both)}
+
+
+# ---- errors while the command measures
 
 
 def end_in(part, error, monkeypatch):
-    """The measuring of a part ends with an error, after it has added some figures."""
+    """Lets the measuring of a part end with an error, after it has added some figures."""
 
     def measure(inspection):
         inspection.results[part] = "half of it"
@@ -573,13 +739,14 @@ def test_finished_parts_stay_when_the_user_interrupts(trained, data, tmp_path, m
     out = tmp_path / "out"
     flags = ["--data", data / "bin", "--sentences", "2", "--only", "layers,words,lengths", "--out", out]
     with pytest.raises(SystemExit) as ended:
-        inspect(trained[STOCK], *flags)
+        run_inspect(trained[STOCK], *flags)
     assert ended.value.code == 130
     last_line = capsys.readouterr().err.splitlines()[-1]
     expected = f"{out} has the finished parts layers; for the rest give --only words,lengths and another --out"
     assert last_line == f"interrupted in words; {expected}"
-    (figures,) = json.loads((out / "figures.json").read_text()).values()
-    assert "layers" in figures and "words" not in figures
+    (figures,) = read_figures(out).values()
+    assert "layers" in figures
+    assert "words" not in figures
     assert {path.name for path in out.iterdir()} == {"figures.json", "parameters.png", "rank.png"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -588,10 +755,12 @@ def test_finished_parts_stay_when_a_part_fails(trained, data, tmp_path, monkeypa
     end_in("words", SynthesizerError("no such thing"), monkeypatch)
     out = tmp_path / "out"
     flags = ["--data", data / "bin", "--sentences", "2", "--only", "lengths,words", "--no-pictures", "--out", out]
-    assert refused(trained[STOCK], *flags) == "no such thing"
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"failed in words; {out} has the finished parts lengths")
-    (figures,) = json.loads((out / "figures.json").read_text()).values()
-    assert "lengths" in figures and "words" not in figures
+    assert get_refusal(trained[STOCK], *flags) == "no such thing"
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert last_line.startswith(f"failed in words; {out} has the finished parts lengths")
+    (figures,) = read_figures(out).values()
+    assert "lengths" in figures
+    assert "words" not in figures
 
 
 def test_a_file_that_cannot_be_written_whole_is_not_there(trained, data, tmp_path, monkeypatch):
@@ -601,8 +770,11 @@ def test_a_file_that_cannot_be_written_whole_is_not_there(trained, data, tmp_pat
 
     monkeypatch.setattr(drawing.Picture, "save", write_half)
     with pytest.raises(OSError, match="disk full"):
-        inspect(trained[STOCK], "--out", tmp_path / "out")
+        run_inspect(trained[STOCK], "--out", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- costs
 
 
 def test_sentences_limit_the_training_sentences_too(trained, data, monkeypatch):
@@ -611,8 +783,7 @@ def test_sentences_limit_the_training_sentences_too(trained, data, monkeypatch):
     assert figures["data"]["sentences"] == figures["words"]["sentences"] == 3
 
 
-def test_what_a_part_costs_is_said_before_it_starts(trained, data, tmp_path, capsys):
-    """The passes that are announced are those that are made."""
+def test_a_part_describes_its_cost_in_passes(trained, data):
     loaded = checkpoints.load(trained[STOCK], data / "bin")
     inspection = analysis.begin(loaded, Options(sentences=4, steps=2))
     # 12 heads in three kinds of attention; loss and gradient, each head, all heads, and half and none of each kind
@@ -620,181 +791,263 @@ def test_what_a_part_costs_is_said_before_it_starts(trained, data, tmp_path, cap
     assert analysis.PARTS["words"].describe_cost(inspection) == (
         "a pass over up to 4 sentences of train, then 16 passes over 4 sentences"
     )
+
+
+def test_the_cost_of_a_part_is_printed_before_it_starts(trained, data, tmp_path, capsys):
     flags = ["--data", data / "bin", "--sentences", "4", "--only", "lengths", "--no-pictures"]
-    inspect(trained[STOCK], *flags, "--out", tmp_path / "out")
-    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("checkpoint_last: lengths: "))
+    run_inspect(trained[STOCK], *flags, "--out", tmp_path / "out")
+    lines = capsys.readouterr().err.splitlines()
+    line = next(line for line in lines if line.startswith("checkpoint_last: lengths: "))
     assert "lengths: 1 pass over 4 sentences, and 1 translation of them (one pass over 4 sentences took " in line
 
 
-def test_passes_of_the_heads_part(trained, data, monkeypatch):
-    """As many as `describe_cost` announces."""
+def test_the_heads_part_makes_as_many_passes_as_it_announces(trained, data, monkeypatch):
     loaded = checkpoints.load(trained[STOCK], data / "bin")
     inspection = analysis.begin(loaded, Options(sentences=4, steps=2))
-    calls = []
-    handle = loaded.model.encoder.layers[0].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    passes = []
     translations = []
-    monkeypatch.setattr(heads_part, "compute_bleu", lambda *_: translations.append(1) or Bleu(0.0, "none"))
+
+    def count_translation(*_):
+        translations.append("a translation")
+        return Bleu(0.0, "none")
+
+    first_layer = loaded.model.encoder.layers[0]
+    handle = first_layer.register_forward_hook(lambda *_: passes.append("a pass"))
+    monkeypatch.setattr(heads_part, "compute_bleu", count_translation)
     analysis.PARTS["heads"].measure(inspection)
     handle.remove()
-    assert len(inspection.batches) == 1 and (len(calls), len(translations)) == (21, 7)
+    assert len(inspection.batches) == 1
+    assert len(passes) == 21
+    assert len(translations) == 7
 
 
 def test_help_says_what_each_part_costs(capsys):
     with pytest.raises(SystemExit):
         arguments.parse(["--help"])
-    text = capsys.readouterr().out
+    help_text = capsys.readouterr().out
     assert analysis.PARTS.keys() == arguments.PARTS.keys()
     for name, part in arguments.PARTS.items():
-        assert f"  {name}" in text and part.cost in text
+        assert f"  {name}" in help_text
+        assert part.cost in help_text
 
 
-def test_an_encoder_that_nothing_attends_to(data, tmp_path):
-    """Its heads matter to no loss."""
-    train_model(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", "--no-cross-attention")
+# ---- other models
+
+
+def test_the_heads_of_an_encoder_that_nothing_attends_to_do_not_matter(data, tmp_path):
+    train_model(data, tmp_path, *ONE_UPDATE, "--no-cross-attention")
     loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", data / "bin")
-    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid", 2))
-    found = {name: own["gradient"] for name, own in head_importance(loaded, sample).items()}
-    assert found["encoder.self.0"] == [0, 0] and min(found["decoder.self.0"]) > 0
+    importance = head_importance(loaded, read_batches(loaded, "valid", sentences=2))
+    assert importance["encoder.self.0"]["gradient"] == [0, 0]
+    assert min(importance["decoder.self.0"]["gradient"]) > 0
 
 
-def test_without_data(data, tmp_path):
-    """softmax(R) as it is, of a checkpoint alone; one's own code is imported first."""
-    train_model(data, tmp_path, "--max-update", "1", "--no-epoch-checkpoints", arch="transformer_synth_random_multi30k")
-    path = tmp_path / "checkpoint_last.pt"
-    own = tmp_path / "code_to_inspect_with"
-    line = refused(path, "--user-dir", own, "--out", tmp_path / "out")
-    assert line == f"--user-dir {own}: no such folder"
-    own.mkdir()
-    (own / "__init__.py").touch()
-    shutil.copy(path, tmp_path / "other.pt")
-    inspect(path, tmp_path / "other.pt", "--user-dir", own, "--positions", "9", "--out", tmp_path / "out")
-    assert own.name in sys.modules
-    found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
-    R = torch.load(path)["model"]["encoder.layers.1.self_attn.synthesizer.components.random.R"]
-    pattern = torch.tensor(found["attentions"]["encoder.self.1"]["pattern"]) / 1000
-    assert torch.allclose(pattern, torch.softmax(R[:, :9, :9], -1), atol=6e-4)
-    assert "pattern" not in found["attentions"]["decoder.cross.0"] and "data" not in found
-    pictured = sorted(path.stem for path in (tmp_path / "out").glob("*.png"))
-    assert pictured == ["heads", "parameters", "patterns", "singular-values"]
+@pytest.fixture(scope="module")
+def random_checkpoint(make_once, data):
+    """A checkpoint of a translation model with random attention in all layers."""
+
+    def make(folder):
+        train_model(data, folder, *ONE_UPDATE, arch="transformer_synth_random_multi30k")
+
+    return make_once("inspected-random", make) / "checkpoint_last.pt"
 
 
-def test_functions_that_differ_by_layer(data, tmp_path):
-    """Without data some layers have a pattern and some have none; --out may be a link to an empty folder."""
+def test_without_data_the_pattern_is_the_softmax_of_R(random_checkpoint, tmp_path):
+    """--user-dir names code of the user, which is imported first."""
+    user_code = tmp_path / "code_to_inspect_with"
+    user_code.mkdir()
+    (user_code / "__init__.py").touch()
+    shutil.copy(random_checkpoint, tmp_path / "other.pt")
+    flags = ["--user-dir", user_code, "--positions", "9", "--out", tmp_path / "out"]
+    run_inspect(random_checkpoint, tmp_path / "other.pt", *flags)
+    assert user_code.name in sys.modules
+    figures = read_figures(tmp_path / "out")["checkpoint_last"]
+    R = torch.load(random_checkpoint)["model"]["encoder.layers.1.self_attn.synthesizer.components.random.R"]
+    pattern = torch.tensor(figures["attentions"]["encoder.self.1"]["pattern"]) / 1000
+    assert torch.allclose(pattern, torch.softmax(R[:, :9, :9], dim=-1), atol=6e-4)
+    assert "pattern" not in figures["attentions"]["decoder.cross.0"]
+    assert "data" not in figures
+    picture_names = sorted(path.stem for path in (tmp_path / "out").glob("*.png"))
+    assert picture_names == ["heads", "parameters", "patterns", "singular-values"]
+
+
+def test_a_missing_user_dir_is_refused(random_checkpoint, tmp_path):
+    user_code = tmp_path / "no_code_to_inspect_with"
+    line = get_refusal(random_checkpoint, "--user-dir", user_code, "--out", tmp_path / "out")
+    assert line == f"--user-dir {user_code}: no such folder"
+
+
+def test_without_data_only_layers_that_ignore_the_input_are_drawn(data, tmp_path):
+    """--out may be a link to an empty folder."""
     specs = ["--encoder-synthesizer", "dense,random", "--decoder-synthesizer", "random,dense"]
-    arch = "transformer_synth_random_multi30k"
-    train_model(data, tmp_path / "run", "--max-update", "1", "--no-epoch-checkpoints", *specs, arch=arch)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "out").symlink_to(tmp_path / "empty")
-    inspect(tmp_path / "run" / "checkpoint_last.pt", "--out", tmp_path / "out")
-    found = json.loads((tmp_path / "empty" / "figures.json").read_text())["checkpoint_last"]
-    picture = next(p for p in pictures.pictures({"model": found}) if p.name == "singular-values")
-    styles = [[options for method, _, options in panel.calls if method == "plot"] for panel in picture.panels]
-    assert [own[0]["label"] for own in styles] == ["layer 1", "layer 0"] and len(picture.panels) == 2
-    assert (tmp_path / "out").is_symlink() and (tmp_path / "out" / "singular-values.png").exists()
+    train_model(data, tmp_path / "run", *ONE_UPDATE, *specs, arch="transformer_synth_random_multi30k")
+    empty_folder = tmp_path / "empty"
+    empty_folder.mkdir()
+    out = tmp_path / "out"
+    out.symlink_to(empty_folder)
+    run_inspect(tmp_path / "run" / "checkpoint_last.pt", "--out", out)
+    assert out.is_symlink()
+    assert (out / "singular-values.png").exists()
+
+    figures = read_figures(empty_folder)
+    picture = next(picture for picture in pictures.pictures(figures) if picture.name == "singular-values")
+    first_labels = []
+    for panel in picture.panels:
+        labels = [options["label"] for method, _, options in panel.calls if method == "plot"]
+        first_labels.append(labels[0])
+    assert first_labels == ["layer 1", "layer 0"]
 
 
-@pytest.mark.parametrize("kind", ["language model", "adaptive language model", "characters", "encoder"])
-def test_one_stack(kind, monolingual, tmp_path):
-    """A language model has a decoder alone, a masked one an encoder alone: loss, not BLEU, without heads."""
-    decoder = (
-        "--task language_modeling --arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 "
-        "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode none "
-    )
-    adaptive = "--criterion adaptive_loss --ddp-backend legacy_ddp --adaptive-input "
-    adaptive += "--adaptive-input-cutoff 8,16 --adaptive-input-factor 2 --adaptive-softmax-cutoff 8,16"
-    flags = {
-        "language model": f"{decoder} --criterion cross_entropy",
-        "adaptive language model": decoder + adaptive,
-        "characters": f"{decoder} --character-embeddings --character-filters [(1,4)]",
-        "encoder": "--task masked_lm --arch roberta --encoder-layers 2 --encoder-embed-dim 16 "
-        "--encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos "
-        "--criterion masked_lm",
-    }[kind].split()
+DECODER_FLAGS = (
+    "--task language_modeling --arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16 "
+    "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode none"
+).split()
+ENCODER_FLAGS = (
+    "--task masked_lm --arch roberta --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 "
+    "--encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos --criterion masked_lm"
+).split()
+ADAPTIVE_FLAGS = (
+    "--criterion adaptive_loss --ddp-backend legacy_ddp --adaptive-input --adaptive-input-cutoff 8,16 "
+    "--adaptive-input-factor 2 --adaptive-softmax-cutoff 8,16"
+).split()
+FLAGS_BY_KIND = {
+    "language model": [*DECODER_FLAGS, "--criterion", "cross_entropy"],
+    "adaptive language model": [*DECODER_FLAGS, *ADAPTIVE_FLAGS],
+    "characters": [*DECODER_FLAGS, "--character-embeddings", "--character-filters", "[(1,4)]"],
+    "encoder": ENCODER_FLAGS,
+}
+
+
+def train_one_stack(kind, monolingual, save):
+    """Trains a language model or an encoder for two updates, and returns its checkpoint."""
     recipe = "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7".split()
-    argv = [monolingual, *USER_DIR, *flags, *recipe, "--max-update", "2", "--no-epoch-checkpoints"]
-    run_cli(train.cli_main, *argv, "--save-dir", tmp_path)
-    path = tmp_path / "checkpoint_last.pt"
-    few = ["--sentences", "2", "--steps", "2"] + ["--no-pictures"] * (kind not in ("language model", "encoder"))
-    inspect(path, "--data", monolingual, *few, "--out", tmp_path / "out")
-    assert (tmp_path / "out" / "heads.png").exists() == (kind in ("language model", "encoder"))
-    if kind == "characters":
-        assert "embeds the characters of its words" in refused(path, "--no-pictures", "--out", tmp_path / "alone")
-    else:
-        inspect(path, "--no-pictures", "--out", tmp_path / "alone")
-    found = json.loads((tmp_path / "out" / "figures.json").read_text())["checkpoint_last"]
+    argv = [monolingual, *USER_DIR, *FLAGS_BY_KIND[kind], *recipe, "--max-update", "2", "--no-epoch-checkpoints"]
+    run_cli(train.cli_main, *argv, "--save-dir", save)
+    return save / "checkpoint_last.pt"
+
+
+@pytest.mark.parametrize("kind", FLAGS_BY_KIND)
+def test_a_model_with_one_stack_has_the_loss_without_heads_but_no_bleu(kind, monolingual, tmp_path):
+    """A language model has a decoder alone, a masked language model an encoder alone."""
+    path = train_one_stack(kind, monolingual, tmp_path)
+    has_pictures = kind in ("language model", "encoder")
+    flags = ["--data", monolingual, "--sentences", "2", "--steps", "2"]
+    if not has_pictures:
+        flags.append("--no-pictures")
+    run_inspect(path, *flags, "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "heads.png").exists() == has_pictures
+    figures = read_figures(tmp_path / "out")["checkpoint_last"]
     stack = "encoder" if kind == "encoder" else "decoder"
-    assert set(found["attentions"]) == {f"{stack}.self.0", f"{stack}.self.1"} and set(found["layers"]["trained"]) == {
-        stack
-    }
-    curve = found["removal"]["groups"][f"{stack}.self"]
-    assert curve["bleu"] == [None] * 3 and curve["loss"][0] == pytest.approx(found["loss"], rel=1e-3)
+    assert set(figures["attentions"]) == {f"{stack}.self.0", f"{stack}.self.1"}
+    assert set(figures["layers"]["trained"]) == {stack}
+    curve = figures["removal"]["groups"][f"{stack}.self"]
+    assert curve["bleu"] == [None] * 3
+    assert curve["loss"][0] == pytest.approx(figures["loss"], rel=1e-3)
+
+    flags_without_data = ["--no-pictures", "--out", tmp_path / "without-data"]
+    if kind == "characters":
+        assert "embeds the characters of its words" in get_refusal(path, *flags_without_data)
+    else:
+        run_inspect(path, *flags_without_data)
 
 
 # ---- bad input
 
 
-def refused(*argv):
-    return get_error_line(lambda: main([str(arg) for arg in argv]))
+def list_output(folder):
+    """Returns the names of all files and folders in a folder that a run with --out FOLDER/out may have left there."""
+    return [path.name for path in folder.iterdir() if "out" in path.name]
 
 
-def test_refuses_checkpoints(tmp_path, data, trained):
-    out = ["--out", tmp_path / "out"]
-    assert "no such checkpoint" in refused(tmp_path / "none.pt", *out)
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
+    assert "no such checkpoint" in get_refusal(tmp_path / "none.pt", "--out", tmp_path / "out")
     (tmp_path / "text.pt").write_text("hello")
-    assert "text.pt" in refused(tmp_path / "text.pt", *out)
+    assert "text.pt" in get_refusal(tmp_path / "text.pt", "--out", tmp_path / "out")
     torch.save({"model": {}}, tmp_path / "bare.pt")
-    assert "not a checkpoint of fairseq-train" in refused(tmp_path / "bare.pt", *out)
+    assert "not a checkpoint of fairseq-train" in get_refusal(tmp_path / "bare.pt", "--out", tmp_path / "out")
+    assert list_output(tmp_path) == []
+
+
+def test_a_model_that_is_no_transformer_is_refused(tmp_path, data):
     flags = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-conv-dim 16"
     flags += " --decoder-conv-dim 16 --encoder-ffn-embed-dim 16 --decoder-ffn-embed-dim 16 --encoder-attention-heads 2"
     flags += " --decoder-attention-heads 2 --encoder-kernel-size-list [3] --decoder-kernel-size-list [3]"
-    argv = [data / "bin", *RECIPE, "--arch", "lightconv", *flags.split(), "--max-update", "1"]
-    run_cli(train.cli_main, *argv, "--no-epoch-checkpoints", "--save-dir", tmp_path / "conv")
-    line = refused(tmp_path / "conv" / "checkpoint_last.pt", *out)
-    assert "lightconv" in line and "neither a Transformer" in line
+    argv = [data / "bin", *RECIPE, "--arch", "lightconv", *flags.split(), *ONE_UPDATE]
+    run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "conv")
+    line = get_refusal(tmp_path / "conv" / "checkpoint_last.pt", "--out", tmp_path / "out")
+    assert "lightconv" in line
+    assert "neither a Transformer" in line
+    assert list_output(tmp_path) == []
+
+
+def test_an_unknown_architecture_is_refused(tmp_path, trained):
     state = torch.load(trained[STOCK])
     state["cfg"] = {**state["cfg"], "model": argparse.Namespace(arch="another", _name="another")}
     torch.save(state, tmp_path / "another.pt")
-    assert "'another' is unknown" in refused(tmp_path / "another.pt", *out)
-    assert not any("out" in path.name for path in tmp_path.iterdir())
+    assert "'another' is unknown" in get_refusal(tmp_path / "another.pt", "--out", tmp_path / "out")
+    assert list_output(tmp_path) == []
 
 
-def test_refuses_data(tmp_path, data, trained, monolingual):
-    def line(folder, *flags):
-        return refused(trained[MIXTURE], "--data", folder, *flags, "--out", tmp_path / "out")
+@pytest.fixture
+def get_refusal_of_data(trained, tmp_path):
+    """Provides a function that calls the command with --data and other flags, and returns the line with its error."""
 
-    other = shutil.copytree(data / "bin", tmp_path / "other")
-    words = (other / "dict.en.txt").read_text().splitlines()
+    def get_refusal_of_data(folder, *flags):
+        line = get_refusal(trained[MIXTURE], "--data", folder, *flags, "--out", tmp_path / "out")
+        assert list_output(tmp_path) == []
+        return line
+
+    return get_refusal_of_data
+
+
+def test_data_with_other_dictionaries_are_refused(get_refusal_of_data, data, tmp_path):
+    other_data = shutil.copytree(data / "bin", tmp_path / "other")
+    words = (other_data / "dict.en.txt").read_text().splitlines()
     for language in ("en", "de"):
-        (other / f"dict.{language}.txt").write_text("\n".join(words[:-2]) + "\n")
-    found = line(other)
-    assert f"{len(words) + 2} entries" in found and f"was trained with {len(words) + 4}" in found
-    assert "no pair of languages" in line(monolingual) and "no such folder" in line(tmp_path / "none")
-    (other / "dict.de.txt").unlink()
-    assert "dict.de.txt is missing" in line(other)
-    assert "has no split 'nothing'" in line(data / "bin", "--subset", "nothing")
-    alone = refused(trained[MIXTURE], "--only", "heads,lengths", "--out", tmp_path / "out")
-    assert alone == "--only: works only with --data; add --data BIN, or remove the flag"
-    more = refused(trained[MIXTURE], "--beam", "2", "--sentences", "3", "--out", tmp_path / "out")
-    assert more == "--sentences --beam: works only with --data; add --data BIN, or remove the flag"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
+        (other_data / f"dict.{language}.txt").write_text("\n".join(words[:-2]) + "\n")
+    line = get_refusal_of_data(other_data)
+    assert f"{len(words) + 2} entries" in line
+    assert f"was trained with {len(words) + 4}" in line
+    (other_data / "dict.de.txt").unlink()
+    assert "dict.de.txt is missing" in get_refusal_of_data(other_data)
 
 
-def test_refuses_the_place(tmp_path, trained, monkeypatch):
-    def line(out):
-        return refused(trained[STOCK], "--out", out)
+def test_data_of_another_kind_or_without_the_subset_are_refused(get_refusal_of_data, data, monolingual, tmp_path):
+    assert "no pair of languages" in get_refusal_of_data(monolingual)
+    assert "no such folder" in get_refusal_of_data(tmp_path / "none")
+    assert "has no split 'nothing'" in get_refusal_of_data(data / "bin", "--subset", "nothing")
 
-    (tmp_path / "file").write_text("mine")
-    assert "exists already" in line(tmp_path / "file") and "exists already" in line(tmp_path)
-    assert "cannot be written" in line(tmp_path / "file" / "out")
+
+def test_flags_that_need_data_are_refused_without_data(trained, tmp_path):
+    line = get_refusal(trained[MIXTURE], "--only", "heads,lengths", "--out", tmp_path / "out")
+    assert line == "--only: works only with --data; add --data BIN, or remove the flag"
+    line = get_refusal(trained[MIXTURE], "--beam", "2", "--sentences", "3", "--out", tmp_path / "out")
+    assert line == "--sentences --beam: works only with --data; add --data BIN, or remove the flag"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_is_in_use_or_cannot_be_written_is_refused(tmp_path, trained):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert "exists already" in get_refusal(trained[STOCK], "--out", file)
+    assert "exists already" in get_refusal(trained[STOCK], "--out", tmp_path)
+    assert "cannot be written" in get_refusal(trained[STOCK], "--out", file / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_text() == "mine"
+
+
+def test_pictures_without_matplotlib_are_refused(tmp_path, trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "--no-pictures" in line(tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "mine"
+    assert "--no-pictures" in get_refusal(trained[STOCK], "--out", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- MLP-Mixer
 
 
-def test_random_without_softmax_mixes_tokens_as_a_mixer(monkeypatch):
+@pytest.mark.parametrize("num_heads", [1, 2])
+@torch.no_grad()
+def test_random_without_softmax_mixes_tokens_as_a_mixer(num_heads, monkeypatch):
     """Section 2 of the paper: what is left is a linear layer over the tokens, one for each head's features.
 
     It is computed here as a convolution with kernel 1 whose channels are the tokens and whose groups are the heads;
@@ -802,50 +1055,39 @@ def test_random_without_softmax_mixes_tokens_as_a_mixer(monkeypatch):
     """
     monkeypatch.setattr(computations, "COMPUTATIONS", (computations.plain,))
     monkeypatch.setattr(computations.plain, "masked_softmax", lambda scores, *masks: scores)
-    for heads in (1, 2):
-        attention = make_attention("random", embed_dim=6, num_heads=heads, max_length=7)
-        x = torch.randn(7, 3, 6)  # T, B, C
-        R = attention.synthesizer.components["random"].R
-        with torch.no_grad():
-            found = attention(x)[0]
-            value = attention.v_proj(x).permute(1, 0, 2)  # B, T, C
-            by_head = torch.cat(value.split(6 // heads, dim=2), dim=1)  # B, H T, C / H
-            mixed = F.conv1d(by_head, R.reshape(heads * 7, 7, 1), groups=heads)
-            mixed = torch.cat(mixed.split(7, dim=1), dim=2)
-            assert torch.allclose(found, attention.out_proj(mixed).permute(1, 0, 2), atol=1e-5)
-            if heads == 1:
-                linear = torch.nn.Linear(7, 7, bias=False)
-                linear.weight.copy_(R[0])
-                assert torch.allclose(mixed, linear(value.transpose(1, 2)).transpose(1, 2), atol=1e-5)
+    attention = make_attention("random", embed_dim=6, num_heads=num_heads, max_length=7)
+    x = torch.randn(7, 3, 6)  # (T, B, C)
+    R = attention.synthesizer.components["random"].R
+    output, _ = attention(x)
 
-
-ROBERTA = (
-    "--task masked_lm --arch roberta --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 "
-    "--encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos --criterion masked_lm "
-    "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7 --max-update 2 "
-    "--no-epoch-checkpoints"
-).split()
+    value = attention.v_proj(x).permute(1, 0, 2)  # (B, T, C)
+    value_by_head = torch.cat(value.split(6 // num_heads, dim=2), dim=1)  # (B, H T, C / H)
+    mixed = F.conv1d(value_by_head, R.reshape(num_heads * 7, 7, 1), groups=num_heads)
+    mixed = torch.cat(mixed.split(7, dim=1), dim=2)  # (B, T, C)
+    assert torch.allclose(output, attention.out_proj(mixed).permute(1, 0, 2), atol=1e-5)
+    if num_heads == 1:
+        token_mixing = torch.nn.Linear(7, 7, bias=False)
+        token_mixing.weight.copy_(R[0])
+        assert torch.allclose(mixed, token_mixing(value.transpose(1, 2)).transpose(1, 2), atol=1e-5)
 
 
 def test_the_loss_of_a_masked_language_model_is_that_of_fairseq_validate(monolingual, tmp_path):
     """Its masks depend on the epoch; fairseq-validate reads those of epoch 1."""
-    run_cli(train.cli_main, monolingual, *USER_DIR, *ROBERTA, "--save-dir", tmp_path)
-    path = tmp_path / "checkpoint_last.pt"
-    _, log = run_cli(
-        validate.cli_main, monolingual, *USER_DIR, "--path", path, "--task", "masked_lm", "--max-tokens", "400"
-    )
-    validated = float(re.search(r"loss ([0-9.]+)", log)[1])
+    path = train_one_stack("encoder", monolingual, tmp_path)
+    flags = ["--path", path, "--task", "masked_lm", "--max-tokens", "400"]
+    _, log = run_cli(validate.cli_main, monolingual, *USER_DIR, *flags)
+    expected = float(re.search(r"loss ([0-9.]+)", log)[1])
     loaded = checkpoints.load(path, monolingual)
-    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
-    assert loss(loaded, sample) == pytest.approx(validated, abs=6e-4)
+    assert loss(loaded, read_batches(loaded, "valid")) == pytest.approx(expected, abs=6e-4)
 
 
-def test_refuses_weights_that_are_not_numbers(trained, data, tmp_path):
+def test_weights_that_are_not_numbers_are_refused(trained, data, tmp_path):
     state = torch.load(trained[STOCK], weights_only=False)
     state["model"]["decoder.layers.1.fc1.weight"][0, 0] = math.nan
-    torch.save(state, tmp_path / "nan.pt")
-    line = refused(tmp_path / "nan.pt", "--data", data / "bin", "--out", tmp_path / "out")
-    assert line.startswith(f"{tmp_path / 'nan.pt'}: its weight decoder.layers.1.fc1.weight has values that are not")
+    path = tmp_path / "nan.pt"
+    torch.save(state, path)
+    line = get_refusal(path, "--data", data / "bin", "--out", tmp_path / "out")
+    assert line.startswith(f"{path}: its weight decoder.layers.1.fc1.weight has values that are not")
     assert not (tmp_path / "out").exists()
 
 

@@ -75,9 +75,9 @@ def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of_data(out) == known
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    said = f"{out} was made with other settings .(new|lowercase) is None, asked for"
-    assert_refused(prepare.main, *argv, "--new", "3", part=f"{said} 3")
-    assert_refused(prepare.main, *argv, "--lowercase", part=said)
+    other_settings = f"{out} was made with other settings .(new|lowercase) is None, asked for"
+    assert_refused(prepare.main, *argv, "--new", "3", part=f"{other_settings} 3")
+    assert_refused(prepare.main, *argv, "--lowercase", part=other_settings)
     valid.write_bytes(good[::-1].strip() + b"\n")  # of the same size
     assert_refused(prepare.main, *argv, part=[f"{raw}: valid.de has changed", f"name another folder, or remove {out}"])
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
@@ -97,23 +97,27 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     """Others than train* are named. Missing sets are always the same pairs; none of their sources is trained on."""
     monkeypatch.setattr(pairs, "MOST_HELD_OUT", 20)
     english, german = ([*map(one_line, read_text.lines(raw / f"train.{end}"))] for end in ("en", "de.gz"))
-    there = [*zip(english, german), *zip(map(str.upper, english), german), ("one more " * 600 + "ŵ", "noch einer")]
+    all_pairs = [*zip(english, german), *zip(map(str.upper, english), german), ("one more " * 600 + "ŵ", "noch einer")]
     for at, side in enumerate(("en", "de")):
-        for name, rows in {"train": there[:160], "train.more": there[160:], "newstest2014": there[-1:]}.items():
+        for name, rows in {
+            "train": all_pairs[:160],
+            "train.more": all_pairs[160:],
+            "newstest2014": all_pairs[-1:],
+        }.items():
             write(tmp_path / "own" / f"{name}.{side}", [pair[at] for pair in rows])
     outs, drawn = (tmp_path / "out", tmp_path / "again"), []
     for out in outs:
         prepare.main(call(tmp_path / "own", "en", "de", out, "--subwords", "sentencepiece"))
         prefixes = [out / "text" / split for split in SPLITS]
         drawn.append([[*read_pairs(FilePair(Path(f"{prefix}.en"), Path(f"{prefix}.de")))] for prefix in prefixes])
-    said = capsys.readouterr().out
-    assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in said
+    output = capsys.readouterr().out
+    assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in output
     train, valid, test = ([tuple(pair) for pair in rows] for rows in drawn[0])
-    assert drawn[0] == drawn[1] and there[-1] in train and {*train, *valid, *test} <= {*there}
+    assert drawn[0] == drawn[1] and all_pairs[-1] in train and {*train, *valid, *test} <= {*all_pairs}
     assert all(15 <= len(rows) <= 20 for rows in (valid, test))
     held_out, kept = ({source.lower() for source, _ in rows} for rows in (valid + test, train))
     assert len(held_out) == len(valid + test) and not held_out & kept
-    assert held_out | kept == {source.lower() for source, _ in there} - {""}
+    assert held_out | kept == {source.lower() for source, _ in all_pairs} - {""}
     assert "ŵ".encode() in (outs[0] / "pieces.model").read_bytes()  # SentencePiece has read the long line, too
     assert [*read_text.lines(outs[0] / "test.en")] == [source for source, _ in test]
 
@@ -216,10 +220,10 @@ def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
         write(raw / f"test.{side}", ["abcdef xyz ŵ"] * 20 + ["abxy"] * 10)
     (raw / "train.de.gz").unlink()
     prepare.main([*call(raw, "en", "de", tmp_path / "out")[:-4], "--merges", "999", "--workers", "1"])
-    said = capfd.readouterr().out
-    assert "note: --merges 999 is more than the text allows; BPE has learned only " in said
-    assert re.search(r"warning: [\d.]+ % of the validation and test subwords are unknown .<unk>.: --merges 999", said)
-    assert "try --merges 100 in another folder" in said
+    output = capfd.readouterr().out
+    assert "note: --merges 999 is more than the text allows; BPE has learned only " in output
+    assert re.search(r"warning: [\d.]+ % of the validation and test subwords are unknown .<unk>.: --merges 999", output)
+    assert "try --merges 100 in another folder" in output
     for side in ("en", "de"):
         write(raw / f"test.{side}", ["abcd ŵ"])
     prepare.main([*call(raw, "en", "de", tmp_path / "fine")[:-4], "--merges", "999", "--workers", "1"])
@@ -270,8 +274,8 @@ def test_options_of_a_corpus(lang, archives, tmp_path, dry_run, capsys):
     assert shown.count("+ curl ") == len(re.findall(r"\+ sha256sum .* # [0-9a-f]{64}\n", shown)) == archives
     assert "learn-bpe -s 40000" in shown and shown.splitlines()[-1].startswith("+ fairseq-preprocess")
     assert shown.count(" tokenize -a ") == shown.count("sacremoses") > 0
-    for given, length in (({}, 250), ({"max-length": 0}, 0)):
-        assert prepare.prepare("wmt14", ["en", lang], tmp_path, None, given)["max-length"] == length
+    for chosen, length in (({}, 250), ({"max-length": 0}, 0)):
+        assert prepare.prepare("wmt14", ["en", lang], tmp_path, None, chosen)["max-length"] == length
     assert not any(tmp_path.iterdir())
 
 

@@ -40,7 +40,7 @@ def test_what_a_program_says(tmp_path, code, log, part):
     assert_refused(lambda _: steps.run(["bash", "-c", code], tmp_path / "log" if log else None), part=part)
 
 
-@pytest.mark.parametrize("output, said", [
+@pytest.mark.parametrize("output, reason", [
     ("a\nOSError: disk full\nBrokenPipeError: gone\n", "OSError: disk full"),
     ("Traceback:\n  raise ValueError('no')\nKeyError: 'x'\n\nDuring it:\nTypeError: y", "KeyError: 'x'"),
     ("1 | INFO | errors: 0\nx.py:1: UserWarning: an error\nfairseq_synth: error: --lr: bad\n", "--lr: bad"),
@@ -48,9 +48,9 @@ def test_what_a_program_says(tmp_path, code, log, part):
      "gzip: stdin: unexpected end of file"),
     ("one\ntwo\n", "two"),
 ])  # fmt: skip
-def test_the_first_error_is_the_reason(output, said):
+def test_the_first_error_is_the_reason(output, reason):
     """Later ones may follow from it. Source code, progress and warnings only speak of errors."""
-    assert steps.reason_of_failure(output) == said
+    assert steps.reason_of_failure(output) == reason
 
 
 def test_a_folder_is_never_taken_for_an_option(tmp_path, monkeypatch):
@@ -152,14 +152,14 @@ def test_errors_are_one_line(tmp_path):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')\n")
     (tmp_path / "scripts" / "setup.sh").write_text("#!/bin/bash\nexit 1\n")
-    for folder, argv, said in (
+    for folder, argv, message in (
         (ROOT, ["train.sh", tmp_path, "random", "--gpu", "1"], "--gpu 1: no option of train.sh; flags of fairseq"),
         (ROOT, ["prepare.sh", "numbers", "de", tmp_path / "yaml.py" / "x"], f"{tmp_path}/yaml.py/x"),
         (tmp_path, ["quickstart.sh"], "scripts/setup.sh failed"),
         (tmp_path, ["train.sh"], "yaml is not installed here; run scripts/setup.sh"),
     ):
         done = run_script(folder / "scripts" / argv[0], *argv[1:], env={"PYTHONPATH": str(folder)})
-        assert done.returncode == 1 and done.stderr.startswith(f"error: {said}") and done.stderr.count("\n") == 1
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
     listing = "scripts/reproduce.sh table2 --seed \"$(seq -s ' ' 3000)\" --list | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", listing], cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == "" and done.stdout.count("\n") == 1

@@ -4,6 +4,7 @@ import json
 import re
 import zipfile
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from helpers import assert_refused
@@ -14,114 +15,234 @@ from recipes.catalog import CORPORA, SPLITS
 from recipes.pairs import FilePair, Limits
 
 
-def wsc(said, noun, first, pronoun, second):
-    """A row of WSC: a noun and a pronoun, each with the number of its word."""
-    target = {"span1_text": noun, "span1_index": first, "span2_text": pronoun, "span2_index": second}
-    return {"text": said, "target": target, "label": True}
+def make_wsc_row(text, noun, noun_index, pronoun, pronoun_index):
+    """Returns a row of WSC: a text with a noun and a pronoun, each with the index of its first word."""
+    spans = {
+        "span1_text": noun,
+        "span1_index": noun_index,
+        "span2_text": pronoun,
+        "span2_index": pronoun_index,
+    }
+    return {"text": text, "target": spans, "label": True}
 
 
-RECORD = {"passage": {"text": "Ann met Bob\n@highlight\nAnn met Bob.\n@highlight\nBob ran",
-          "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}]},
-          "qas": [{"query": "@placeholder ran", "answers": [{"text": "Bob"}, {"text": "Bobby"}]}]}  # fmt: skip
-# {task: a row, and what it becomes behind the task's name}
-ROWS = {
-    "sst2": ("sentence\tlabel\na film \t1", "sentence: a film => positive"),
-    "cola": ('gj04\t0\t*\tHe "go.', 'sentence: He "go. => unacceptable'),
-    "mrpc": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb",
-             "sentence1: a sentence2: b => equivalent"),
-    "stsb": ("g\tf\t2012\t1\t1.1\ta\tb\tmore", "sentence1: a sentence2: b => 1.2"),
-    "qqp": ("id\tquestion1\tquestion2\tis_duplicate\n1\ta?\tb?\t0", "question1: a? question2: b? => not duplicate"),
-    "mnli": ("sentence1\tsentence2\tgold_label\na\tb\tneutral", *["hypothesis: b premise: a => neutral"] * 2),
-    "qnli": ("index\tquestion\tsentence\tlabel\n0\ta?\tb\tentailment", "question: a? sentence: b => entailment"),
-    "rte": ("0\ta\tb\tnot_entailment", "sentence1: a sentence2: b => not entailment"),
-    "rte, jsonl": ({"premise": "a", "hypothesis": "b", "label": "entailment"},
-                   "sentence1: a sentence2: b => entailment"),
-    "boolq": ({"passage": "a", "question": "b", "label": False}, "passage: a question: b => False"),
-    "cb": ({"premise": "a", "hypothesis": "b", "label": "contradiction"}, "hypothesis: b premise: a => contradiction"),
-    "copa": ({"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": 1},
-             "choice1: b choice2: c premise: a question: cause => choice2"),
-    "record": (RECORD, "query: @placeholder ran entities: Ann, Bob passage: Ann met Bob. Ann met Bob. Bob ran => Bob"),
-    "wic": ({"word": "w", "sentence1": "a", "sentence2": "b", "label": True},
-            "sentence1: a sentence2: b word: w => True"),
-    "wsc": (wsc("Ann saw it, as it barked.", "ann", 0, "it", 4), "text: * Ann * saw it, as # it # barked. => True"),
-    # of several equal words the one that is meant, also where the number is one off or a span lies in the other
-    "wsc, one off": (wsc("They use it; it helps", "They", 0, "it", 3), "text: * They * use it; # it # helps => True"),
-    "wsc, in 1": (wsc("By their\nmother", "their mother", 1, "their", 1), "text: By * # their # mother * => True"),
-    "wsc, in 2": (wsc("By their mother", "mother", 2, "their mother", 1), "text: By # their * mother * # => True"),
-}  # fmt: skip
-FILES = {"mrpc": ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt"), "stsb": ("sts-train.csv", "sts-dev.csv"),
-         "mnli": ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv")}  # fmt: skip
+class TaskRow(NamedTuple):
+    """A row of a task of GLUE or SuperGLUE, and the example that it becomes."""
+
+    row: str | dict  # lines of a table, the last of which is the row, or a JSON object
+    example: str  # "source => target", without the name of the task at its beginning
+    answers: tuple[str, ...] = ()
 
 
-def files_of(form):
-    """{name: contents} of a task of the suites, all of one row; the training set has it twice, as one is held out."""
-    row, (task, *_) = ROWS[form][0], form.split(",")
-    names = ("train.tsv", "dev.tsv") if isinstance(row, str) else ("train.jsonl", "val.jsonl")
-    rows = [row if isinstance(row, str) else json.dumps(row)]
-    return {name: "\n".join([*rows, *rows[0].split("\n")[-1:] * ("train" in name)]) for name in FILES.get(task, names)}
+RECORD = {
+    "passage": {
+        "text": "Ann met Bob\n@highlight\nAnn met Bob.\n@highlight\nBob ran",
+        "entities": [{"start": 0, "end": 2}, {"start": 8, "end": 10}],
+    },
+    "qas": [{"query": "@placeholder ran", "answers": [{"text": "Bob"}, {"text": "Bobby"}]}],
+}
+TASK_ROWS = {
+    "sst2": TaskRow("sentence\tlabel\na film \t1", "sentence: a film => positive"),
+    "cola": TaskRow('gj04\t0\t*\tHe "go.', 'sentence: He "go. => unacceptable'),
+    "mrpc": TaskRow(
+        "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\ta\tb",
+        "sentence1: a sentence2: b => equivalent",
+    ),
+    "stsb": TaskRow("g\tf\t2012\t1\t1.1\ta\tb\tmore", "sentence1: a sentence2: b => 1.2", answers=("1.1",)),
+    "qqp": TaskRow(
+        "id\tquestion1\tquestion2\tis_duplicate\n1\ta?\tb?\t0",
+        "question1: a? question2: b? => not duplicate",
+    ),
+    "mnli": TaskRow("sentence1\tsentence2\tgold_label\na\tb\tneutral", "hypothesis: b premise: a => neutral"),
+    "qnli": TaskRow(
+        "index\tquestion\tsentence\tlabel\n0\ta?\tb\tentailment",
+        "question: a? sentence: b => entailment",
+    ),
+    "rte": TaskRow("0\ta\tb\tnot_entailment", "sentence1: a sentence2: b => not entailment"),
+    "rte, jsonl": TaskRow(
+        {"premise": "a", "hypothesis": "b", "label": "entailment"},
+        "sentence1: a sentence2: b => entailment",
+    ),
+    "boolq": TaskRow({"passage": "a", "question": "b", "label": False}, "passage: a question: b => False"),
+    "cb": TaskRow(
+        {"premise": "a", "hypothesis": "b", "label": "contradiction"},
+        "hypothesis: b premise: a => contradiction",
+    ),
+    "copa": TaskRow(
+        {"premise": "a", "choice1": "b", "choice2": "c", "question": "cause", "label": 1},
+        "choice1: b choice2: c premise: a question: cause => choice2",
+    ),
+    "record": TaskRow(
+        RECORD,
+        "query: @placeholder ran entities: Ann, Bob passage: Ann met Bob. Ann met Bob. Bob ran => Bob",
+        answers=("Bob", "Bobby"),
+    ),
+    "wic": TaskRow(
+        {"word": "w", "sentence1": "a", "sentence2": "b", "label": True},
+        "sentence1: a sentence2: b word: w => True",
+    ),
+    "wsc": TaskRow(
+        make_wsc_row("Ann saw it, as it barked.", "ann", 0, "it", 4),
+        "text: * Ann * saw it, as # it # barked. => True",
+    ),
+    # If a word occurs several times, the nearest to the index is marked, even if the index is wrong by one.
+    "wsc, index wrong by one": TaskRow(
+        make_wsc_row("They use it; it helps", "They", 0, "it", 3),
+        "text: * They * use it; # it # helps => True",
+    ),
+    # One of the two spans may lie in the other.
+    "wsc, pronoun in the noun": TaskRow(
+        make_wsc_row("By their\nmother", "their mother", 1, "their", 1),
+        "text: By * # their # mother * => True",
+    ),
+    "wsc, noun in the pronoun": TaskRow(
+        make_wsc_row("By their mother", "mother", 2, "their mother", 1),
+        "text: By # their * mother * # => True",
+    ),
+}
+# The names of the files of tasks whose training set and test sets are not called train and dev, or train and val.
+FILE_NAMES = {
+    "mrpc": ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt"),
+    "stsb": ("sts-train.csv", "sts-dev.csv"),
+    "mnli": ("train.tsv", "dev_matched.tsv", "dev_mismatched.tsv"),
+}
+
+
+def make_task_files(form):
+    """Returns {name: contents} of the files of a task, given by a key of TASK_ROWS.
+
+    All files have the same row. The training set has it twice, because one example is held out.
+    """
+    task = form.split(",")[0]
+    row = TASK_ROWS[form].row
+    is_table = isinstance(row, str)
+    text = row if is_table else json.dumps(row)
+    row_without_heading = text.split("\n")[-1]
+    default_names = ("train.tsv", "dev.tsv") if is_table else ("train.jsonl", "val.jsonl")
+    files = {}
+    for name in FILE_NAMES.get(task, default_names):
+        is_training_set = "train" in name
+        files[name] = f"{text}\n{row_without_heading}" if is_training_set else text
+    return files
+
+
+def write_files(folder, files):
+    """Writes {name: contents} into a folder."""
+    for name, contents in files.items():
+        write(folder / name, [contents])
 
 
 def read(corpus, folder, history=5, limit=None):
-    """The examples of a corpus in a folder."""
+    """Returns {split: the examples} of a corpus in a folder."""
     files = text.find_corpus_files(CORPORA[corpus], folder, folder)
     return examples.read_examples(CORPORA[corpus], files, history, limit)
 
 
-def as_lines(rows):
-    """Examples as "source => target"."""
-    return [f"{example.source} => {example.target}" for example in rows]
+def as_lines(examples_of_split):
+    """Returns each example as "source => target"."""
+    return [f"{example.source} => {example.target}" for example in examples_of_split]
 
 
-def test_pairs_that_are_left_out(tmp_path, capsys):
-    """Each is counted with its reason; what some tools take for an end of a line is a blank."""
+# ---- parallel text
+
+
+@pytest.fixture
+def prefixes(tmp_path):
+    """The prefixes of the files of parallel text, with 7 pairs of which 3 have no empty side and similar lengths."""
     write(tmp_path / "train.en", ["\ufeffA\u2028b", "", "c d e f", "G", "x y", "  "])
-    write(tmp_path / "train2.en.gz", ["\x85h\x0c"])
     write(tmp_path / "train.de", ["A", "B", "C", "G", "1 2 3 4 5", "w"])
+    write(tmp_path / "train2.en.gz", ["\x85h\x0c"])
     write(tmp_path / "train2.de", ["H"])
-    both, out = [tmp_path / "train", tmp_path / "train2"], tmp_path / "out"
-    pairs.clean_pairs(both, out / "x", ("en", "de"), Limits(lowercase=True, max_ratio=3, max_length=4))
-    assert (out / "x.en").read_text() == "a b\ng\nh\n"
-    assert "3 pairs, left out: 2 empty, 1 of a length ratio over 3, 1 longer than 4 tokens\n" in capsys.readouterr().out
-    pairs.clean_pairs(both, out / "y", ("en", "de"), Limits(sample=1))
-    assert (out / "y.de").read_text() == "A\nH\n"
+    return [tmp_path / "train", tmp_path / "train2"]
+
+
+def test_pairs_that_are_left_out_are_counted_by_their_reason(prefixes, tmp_path, capsys):
+    """Characters that some tools take for the end of a line become spaces."""
+    limits = Limits(lowercase=True, max_ratio=3, max_length=4)
+    pairs.clean_pairs(prefixes, tmp_path / "out" / "x", ("en", "de"), limits)
+    assert (tmp_path / "out" / "x.en").read_text() == "a b\ng\nh\n"
+    counts = "3 pairs, left out: 2 empty, 1 of a length ratio over 3, 1 longer than 4 tokens\n"
+    assert counts in capsys.readouterr().out
+
+
+def test_a_sample_has_the_first_pairs_of_each_file(prefixes, tmp_path):
+    pairs.clean_pairs(prefixes, tmp_path / "out" / "y", ("en", "de"), Limits(sample=1))
+    assert (tmp_path / "out" / "y.de").read_text() == "A\nH\n"
+
+
+def test_text_without_any_pair_is_refused(prefixes, tmp_path):
     write(tmp_path / "train.de", ["", " ", *[""] * 4])
-    said = r"train: none of the 6 pairs can be used \(6 empty\)"
-    assert_refused(lambda _: pairs.clean_pairs(both[:1], out / "z", ("en", "de"), Limits()), part=said)
-    assert len([*out.iterdir()]) == 4
-
-
-@pytest.mark.parametrize("total, words, density, span", [(103, 20, 0.15, 3), (38, 7, 0.9, 1), (3, 64, 0.15, 3)])
-def test_spans(tmp_path, total, words, density, span):
-    """What is left and what was taken out is the text, over the ends of lines; a short text is one block."""
-    everything = [f"w{i}" for i in range(total)]
-    write(tmp_path / "text", [*everything[:2], " ".join(everything[2:])])
-    pairs.corrupt_spans(
-        tmp_path / "text", tmp_path / "out", block_size=words, seed=1, density=density, span_length=span
+    out = tmp_path / "out"
+    assert_refused(
+        lambda _: pairs.clean_pairs(prefixes[:1], out / "z", ("en", "de"), Limits()),
+        part=r"train: none of the 6 pairs can be used \(6 empty\)",
     )
-    rows = [*pairs.read_pairs(FilePair(tmp_path / "out.source", tmp_path / "out.target"))]
-    assert len(rows) == max(total // words, 1)
-    for number, (left, target) in enumerate(rows):
-        block = everything[number * words : (number + 1) * words]
+    assert list(out.glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    "total_words, block_size, density, span_length", [(103, 20, 0.15, 3), (38, 7, 0.9, 1), (3, 64, 0.15, 3)]
+)
+def test_source_and_spans_together_are_the_text(tmp_path, total_words, block_size, density, span_length):
+    """A block goes over the ends of lines; a text that is shorter than a block is one block."""
+    words = [f"w{i}" for i in range(total_words)]
+    write(tmp_path / "text", [words[0], words[1], " ".join(words[2:])])
+    pairs.corrupt_spans(
+        tmp_path / "text",
+        tmp_path / "out",
+        block_size=block_size,
+        seed=1,
+        density=density,
+        span_length=span_length,
+    )
+    blocks = [*pairs.read_pairs(FilePair(tmp_path / "out.source", tmp_path / "out.target"))]
+    assert len(blocks) == max(total_words // block_size, 1)
+    for number, (source, target) in enumerate(blocks):
+        expected_words = words[number * block_size : (number + 1) * block_size]
         spans = dict(re.findall(r"(<extra_id_\d+>) ([^<]+)", target))
-        assert re.sub(r"<extra_id_\d+>", lambda mark, out=spans: out[mark[0]], left).split() == block
-        taken = sum(len(out.split()) for out in spans.values())
-        assert taken == min(max(round(len(block) * density), 1), len(block) - 1)
-        assert len(spans) == min(max(round(taken / span), 1), len(block) - taken)
+        restored = source
+        for sentinel, span in spans.items():
+            restored = restored.replace(sentinel, span)
+        assert restored.split() == expected_words
+
+        num_removed = sum(len(span.split()) for span in spans.values())
+        assert num_removed == min(max(round(len(expected_words) * density), 1), len(expected_words) - 1)
+        assert len(spans) == min(max(round(num_removed / span_length), 1), len(expected_words) - num_removed)
 
 
-def test_multirc(tmp_path):
-    """An example for each answer. What is held out has no paragraph of the training set, whatever its questions."""
+# ---- examples with a source and a target
+
+
+def write_multirc(path, paragraphs, questions):
+    """Writes rows of MultiRC, each with a paragraph and all questions."""
+    rows = [{"passage": {"text": paragraph, "questions": questions}} for paragraph in paragraphs]
+    write(path, [json.dumps(row) for row in rows])
+
+
+def test_multirc_has_an_example_for_each_answer_and_holds_out_whole_paragraphs(tmp_path):
     answers = [{"text": "Ann", "label": 1}, {"text": "Eve", "label": 0}]
     questions = [{"question": f"Who {i}?", "answers": answers} for i in range(5)]
-    passages = [{"text": f"<b>Part {n // 2}.</b><br>So", "questions": questions} for n in range(40)]  # each in two rows
-    for name, some in (("train", passages), ("val", passages[-1:])):
-        write(tmp_path / f"{name}.jsonl", (json.dumps({"passage": passage}) for passage in some))
-    found = read("multirc", tmp_path)
-    said = "multirc question: Who 0? answer: {} paragraph: Part 19. So => {}"
-    assert as_lines(found["test"])[:2] == [said.format("Ann", "True"), said.format("Eve", "False")]
-    assert [e.group for e in found["test"]] == [f"1-Who {i // 2}?" for i in range(10)]
-    train, valid = ({e.source.split("paragraph: ")[1] for e in found[split]} for split in ("train", "valid"))
-    assert len(valid) == 2 and not train & valid and len(found["valid"]) == 40
+    paragraphs = [f"<b>Part {row // 2}.</b><br>So" for row in range(40)]  # each paragraph is in two rows
+    write_multirc(tmp_path / "train.jsonl", paragraphs, questions)
+    write_multirc(tmp_path / "val.jsonl", paragraphs[-1:], questions)
+    examples_of_splits = read("multirc", tmp_path)
+
+    assert as_lines(examples_of_splits["test"])[:2] == [
+        "multirc question: Who 0? answer: Ann paragraph: Part 19. So => True",
+        "multirc question: Who 0? answer: Eve paragraph: Part 19. So => False",
+    ]
+    groups = [example.group for example in examples_of_splits["test"]]
+    assert groups == [f"1-Who {answer // 2}?" for answer in range(10)]
+
+    def get_paragraphs(split):
+        return {example.source.split("paragraph: ")[1] for example in examples_of_splits[split]}
+
+    assert len(examples_of_splits["valid"]) == 40
+    assert len(get_paragraphs("valid")) == 2
+    assert get_paragraphs("train").isdisjoint(get_paragraphs("valid"))
+
+
+EMAIL = '{"email": "a b", "subject": "c"}'
 
 
 @pytest.mark.parametrize("corpus, name, contents, part", [
@@ -133,156 +254,318 @@ def test_multirc(tmp_path):
     ("agnews", "train.csv", "12,title,text", 'line 1 has the label "12"; it must be one of 1, 2, 3, 4'),
     ("aeslc", "test.jsonl", '{"email": "a", "subject": null}', "test.jsonl: line 1 has an empty target; remove"),
     ("aeslc", "test.jsonl", '["a"]', "test.jsonl: line 1 is no JSON object"),
-    ("sst2", "train.tsv", ROWS["sst2"][0], "sst2: has too few examples: the train set would be empty"),
+    ("sst2", "train.tsv", TASK_ROWS["sst2"].row, "sst2: has too few examples: the train set would be empty"),
     ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no row of sst2: KeyError 'label'; it has sentence, la"),
     ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
     ("record", "val.jsonl", f'{json.dumps(RECORD)}\n{{"passage": {{}}}}',
      "val.jsonl: after line 1: no row of record: KeyError 'text'; it has another form"),
-    ("wsc", "val.jsonl", json.dumps(wsc("Ann barked", "Ann", 0, "it", 4)), 'line 1: the text has no "it"; remove it'),
+    ("wsc", "val.jsonl", json.dumps(make_wsc_row("Ann barked", "Ann", 0, "it", 4)),
+     'line 1: the text has no "it"; remove it'),
 ])  # fmt: skip
-def test_examples_that_are_refused(tmp_path, corpus, name, contents, part):
-    """In one line with the file and the line in it."""
-    own = {"train.csv": "sport,a\nworld,b\n" * 5, "test.csv": "1,title,text", "train.jsonl": f"{EMAIL}\n{EMAIL}"}
-    for file, given in {**(files_of(corpus) if corpus in ROWS else own), name: contents}.items():
-        write(tmp_path / file, [given])
+def test_a_wrong_row_is_refused_with_its_file_and_line(tmp_path, corpus, name, contents, part):
+    if corpus in TASK_ROWS:
+        correct_files = make_task_files(corpus)
+    else:
+        correct_files = {
+            "train.csv": "sport,a\nworld,b\n" * 5,
+            "test.csv": "1,title,text",
+            "train.jsonl": f"{EMAIL}\n{EMAIL}",
+        }
+    write_files(tmp_path, {**correct_files, name: contents})
     assert_refused(lambda _: read(corpus, tmp_path), part=part)
 
 
-def test_labelled_text(tmp_path):
-    """Shuffled and held out by a fixed seed; the test set in its order, without headings and markup."""
-    rows = [(("sport", "world")[i % 2], f"text {i}") for i in range(100)]
-    write(tmp_path / "train.tsv", (f"{label}\t{said}\tmore" for label, said in rows))
-    long = "c" * 140_000
-    said = r"Oil\at  #36;50 or &#36;9 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 5>4 C#5;"
-    write(tmp_path / "test.csv", ['"Class Index","text"', f"sport,{said}", f"world,{long}"])
-    found, again = (read("classification", tmp_path, limit=50) for _ in range(2))
-    assert found == again and [len(found[split]) for split in SPLITS] == [45, 5, 2]
-    assert as_lines(found["test"]) == ["oil at $50 or $9 a barrel at&t 2<3 5>4 c#5; => sport", f"{long} => world"]
-    everything = {f"{said} more => {label}" for label, said in rows}
-    drawn = as_lines(found["valid"] + found["train"])
-    assert {*drawn} <= everything and len({*drawn}) == 50 and drawn != sorted(drawn)
-    assert as_lines(read("classification", tmp_path)["valid"])[:5] == as_lines(found["valid"])
+def write_labelled_text(folder):
+    """Writes a training set of 100 texts with one of two labels each."""
+    labels = ["sport", "world"] * 50
+    write(folder / "train.tsv", [f"{label}\ttext {i}\tmore" for i, label in enumerate(labels)])
+    write(folder / "test.csv", ["sport,a ball"])
+
+
+def test_labelled_text_is_drawn_at_random_and_held_out_by_a_fixed_seed(tmp_path):
+    write_labelled_text(tmp_path)
+    examples_of_splits = read("classification", tmp_path, limit=50)
+    assert len(examples_of_splits["train"]) == 45
+    assert len(examples_of_splits["valid"]) == 5
+    assert read("classification", tmp_path, limit=50) == examples_of_splits
+
+    drawn = as_lines(examples_of_splits["valid"] + examples_of_splits["train"])
+    assert len(set(drawn)) == 50
+    assert drawn != sorted(drawn)
+    labels = ["sport", "world"] * 50
+    assert set(drawn) <= {f"text {i} more => {label}" for i, label in enumerate(labels)}
+
+    valid_without_limit = as_lines(read("classification", tmp_path)["valid"])
+    assert valid_without_limit[:5] == as_lines(examples_of_splits["valid"])
+
+
+def test_a_labelled_test_set_is_read_in_its_order_without_heading_and_markup(tmp_path):
+    write_labelled_text(tmp_path)
+    markup = r"Oil\at  #36;50 or &#36;9 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 5>4 C#5;"
+    long_text = "c" * 140_000
+    write(tmp_path / "test.csv", ['"Class Index","text"', f"sport,{markup}", f"world,{long_text}"])
+    assert as_lines(read("classification", tmp_path, limit=50)["test"]) == [
+        "oil at $50 or $9 a barrel at&t 2<3 5>4 c#5; => sport",
+        f"{long_text} => world",
+    ]
+
+
+@pytest.mark.parametrize("form", TASK_ROWS)
+def test_a_task_of_glue_or_superglue_becomes_text_with_the_words_of_t5(tmp_path, form):
+    task = form.split(",")[0]
+    files = make_task_files(form)
+    write_files(tmp_path, files)
+    examples_of_splits = read(task, tmp_path)
+    num_test_sets = len(files) - 1
+    assert as_lines(examples_of_splits["test"]) == [f"{task} {TASK_ROWS[form].example}"] * num_test_sets
+    assert tuple(examples_of_splits["test"][0].answers) == TASK_ROWS[form].answers
+    assert examples_of_splits["train"]
+    assert examples_of_splits["valid"]
+
+
+def test_the_two_test_sets_of_mnli_are_scored_apart(tmp_path):
+    write_files(tmp_path, make_task_files("mnli"))
+    groups = [example.group for example in read("mnli", tmp_path)["test"]]
+    assert groups == ["dev_matched", "dev_mismatched"]
+
+
+class CorpusForm(NamedTuple):
+    """The files of a corpus in one of its forms, and what is read from them."""
+
+    corpus: str
+    files: dict[str, str]  # {name: contents}, where {} in a name stands for each split
+    test_examples: list[str]  # as "source => target"
+    messages: tuple[str, ...] = ()  # parts of what is printed
 
 
 MAIL = "Mail {0},\nof two lines.\n\n@subject\nThe {0}\n\n@ann0\nAnother"
-SHORT = 'id\tquestion1\tquestion2\tis_duplicate\n2\t"When was\n\tWhere?\t1\n1\ta?\tb?\t0\n1\ta?\tb?\t0'
-EMAIL = '{"email": "a b", "subject": "c"}'
-WIC = "w\tN\t0-0\ta\tb\nv\tV\t0-0\tc\td", "T\nF"
-WIC_PAIRS = ["wic sentence1: a sentence2: b word: w => True", "wic sentence1: c sentence2: d word: v => False"]
-# {form: (corpus, files, the examples of its test set, what is said)}: other forms than those above; {} is each split
+QUESTION_WITH_LINE_BREAK = (
+    'id\tquestion1\tquestion2\tis_duplicate\n2\t"When was\n\tWhere?\t1\n1\ta?\tb?\t0\n1\ta?\tb?\t0'
+)
+WIC_ROWS = "w\tN\t0-0\ta\tb\nv\tV\t0-0\tc\td"
+WIC_LABELS = "T\nF"
+WIC_EXAMPLES = ["wic sentence1: a sentence2: b word: w => True", "wic sentence1: c sentence2: d word: v => False"]
 FORMS = {
-    "a line break in a question, which leaves two rows that are no examples": (
-        "qqp", {"{}.tsv": SHORT}, ["qqp question1: a? question2: b? => not duplicate"] * 2,
-        ["train.tsv: 2 row(s) with fewer than 4 columns are skipped", "dev.tsv: 2 row(s)"]),
-    "an empty side": (
-        "aeslc", {"train.jsonl": "\n".join([EMAIL, EMAIL.replace('"c"', '""'), EMAIL]), "test.jsonl": EMAIL},
-        ["a b => c"], ["train.jsonl: 1 example(s) with an empty side are skipped"]),
-    "IMDb, a file for each text": (
-        "imdb", {f"aclImdb/{{}}/{label}/{i}_7.txt": f"{label} film {i}" for i in range(10) for label in ("neg", "pos")},
-        [f"{label} film {i} => {number}" for label, number in (("neg", 0), ("pos", 1)) for i in range(10)]),
-    "AESLC, a file for each e-mail": ("aeslc", {f"{{}}/{x}.subject": MAIL.format(x) for x in "ab"},
-        [f"Mail {x}, of two lines. => The {x}" for x in "ab"]),
-    "a table with other names, and line breaks in quotes": ("cnndm", {"my_train.csv": ",text,y\n0,a,b\n1,c,d",
-        "test.csv": ',text,y\n0,"A ""long""\nstory.","One.\nTwo."'}, ['A "long" story. => One. Two.']),
-    "a table of three columns": ("cnndm", {"{}.csv": "article,highlights,id\nnews,new,7"}, ["news => new"]),
-    "a line each in two files": ("cnndm", {"{}.source": "one\ntwo", "{}.target": "1\n2"}, ["one => 1", "two => 2"]),
-    "WiC, labels apart": ("wic", dict(zip(("{}.data.txt", "{}.gold.txt.gz"), WIC)), WIC_PAIRS),
-    "WiC, labels apart, as .gz": ("wic", dict(zip(("{}.data.txt.gz", "{}.gold.txt"), WIC)), WIC_PAIRS),
-}  # fmt: skip
+    "a line break in a question, which leaves two rows that are no examples": CorpusForm(
+        corpus="qqp",
+        files={"{}.tsv": QUESTION_WITH_LINE_BREAK},
+        test_examples=["qqp question1: a? question2: b? => not duplicate"] * 2,
+        messages=("train.tsv: 2 row(s) with fewer than 4 columns are skipped", "dev.tsv: 2 row(s)"),
+    ),
+    "an empty side": CorpusForm(
+        corpus="aeslc",
+        files={"train.jsonl": "\n".join([EMAIL, EMAIL.replace('"c"', '""'), EMAIL]), "test.jsonl": EMAIL},
+        test_examples=["a b => c"],
+        messages=("train.jsonl: 1 example(s) with an empty side are skipped",),
+    ),
+    "IMDb, a file for each text": CorpusForm(
+        corpus="imdb",
+        files={f"aclImdb/{{}}/{label}/{i}_7.txt": f"{label} film {i}" for label in ("neg", "pos") for i in range(10)},
+        test_examples=[
+            *[f"neg film {i} => 0" for i in range(10)],
+            *[f"pos film {i} => 1" for i in range(10)],
+        ],
+    ),
+    "AESLC, a file for each e-mail": CorpusForm(
+        corpus="aeslc",
+        files={"{}/a.subject": MAIL.format("a"), "{}/b.subject": MAIL.format("b")},
+        test_examples=["Mail a, of two lines. => The a", "Mail b, of two lines. => The b"],
+    ),
+    "a table with other names, and line breaks in quotes": CorpusForm(
+        corpus="cnndm",
+        files={
+            "my_train.csv": ",text,y\n0,a,b\n1,c,d",
+            "test.csv": ',text,y\n0,"A ""long""\nstory.","One.\nTwo."',
+        },
+        test_examples=['A "long" story. => One. Two.'],
+    ),
+    "a table of three columns": CorpusForm(
+        corpus="cnndm",
+        files={"{}.csv": "article,highlights,id\nnews,new,7"},
+        test_examples=["news => new"],
+    ),
+    "a line each in two files": CorpusForm(
+        corpus="cnndm",
+        files={"{}.source": "one\ntwo", "{}.target": "1\n2"},
+        test_examples=["one => 1", "two => 2"],
+    ),
+    "WiC, rows and labels in two files": CorpusForm(
+        corpus="wic",
+        files={"{}.data.txt": WIC_ROWS, "{}.gold.txt.gz": WIC_LABELS},
+        test_examples=WIC_EXAMPLES,
+    ),
+    "WiC, rows and labels in two files, rows as .gz": CorpusForm(
+        corpus="wic",
+        files={"{}.data.txt.gz": WIC_ROWS, "{}.gold.txt": WIC_LABELS},
+        test_examples=WIC_EXAMPLES,
+    ),
+}
 
 
-@pytest.mark.parametrize("form", [*ROWS, *FORMS])
-def test_the_form_of_a_corpus(tmp_path, form, capsys):
-    """With the files of its own archives, T5's prefixes and words, and what is known of the answers."""
-    task = form.split(",")[0]
-    own = (task, files_of(form), [f"{task} {line}" for line in ROWS[form][1:]]) if form in ROWS else FORMS[form]
-    corpus, files, wanted, *said = own
-    for name, contents in files.items():
-        for split in ("train", "valid", "dev", "test") if "{}" in name else (name,):
-            write(tmp_path / name.format(split), [contents])
-    found, told = read(corpus, tmp_path), capsys.readouterr().out
-    assert as_lines(found["test"]) == wanted and found["train"] and found["valid"]
-    assert [*found["test"][0].answers] == {"record": ["Bob", "Bobby"], "stsb": ["1.1"]}.get(form, [])
-    assert form != "mnli" or [e.group for e in found["test"]] == ["dev_matched", "dev_mismatched"]
-    assert all(part in told for part in sum(said, []))
-
-
-def test_dialogues(tmp_path, capsys):
-    """Persona and history stand before the utterance, up to a number of them; a dialogue is not divided."""
-    chat = ["1 your persona: i like tea.", "2 hi!\thello.", "3 tea?\tyes.", "1 your persona: i run.", "2 who?\tme."]
-    train, valid = (tmp_path / f"{name}_self_original_no_cands.txt" for name in ("train", "valid"))
-    for path in (train, valid):
-        write(path, chat)
-    found = read("personachat", tmp_path)
-    assert found["test"][1][:2] == ("i like tea. | hi! | hello. | tea?", "yes.")
-    assert read("personachat", tmp_path, history=1)["test"][1].source == "i like tea. | tea?"
-    assert len(found["train"]) + len(found["valid"]) == len(found["test"]) == 3
-    train.unlink()
-    write(valid, chat * 10)
-    found = read("personachat", tmp_path)  # a test set alone is divided
-    groups = [{e.group for e in found[split]} for split in SPLITS]
-    assert [len(group) for group in groups] == [16, 2, 2] and len(set.union(*groups)) == 20
-    assert sum(map(len, found.values())) == 30 and "no training set" in capsys.readouterr().out
-
-
-def test_folders_of_several_corpora(tmp_path):
-    """The nearest files count, of one folder alone; a file that is there twice is taken once."""
-    mine = tmp_path / "mine"
-    for name in ("CoLA/dev.tsv", "SST-2/dev.tsv", "mine/out/raw/dev.tsv", "mine/out/raw/dev.tsv.gz"):
-        write(tmp_path / name, ["x"])
-    said = "has dev.tsv in CoLA, SST-2; name one of these folders"
-    assert_refused(lambda _: text.find_first_match(tmp_path, "**/dev.tsv"), part=said)
-    assert text.find_first_match(mine, "**/dev.tsv") == [mine / "out" / "raw" / "dev.tsv"]
-    write(mine / "cnn" / "dev.tsv.gz", ["x"])
-    assert text.find_first_match(mine, "no.tsv **/dev.tsv") == [mine / "cnn" / "dev.tsv.gz"]
-
-
-def test_a_download(tmp_path, monkeypatch):
-    """Checked by its SHA-256 and unpacked; one that was cut off goes on where it ended; an archive at hand, too."""
-    folder, archives, splits = tmp_path / "site", tmp_path / "archives", ("train", "validation", "test")
-    folder.mkdir()
-    with zipfile.ZipFile(folder / "d.zip", "w") as archive:  # of archives
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_corpus_is_read_in_every_form(form, tmp_path, capsys):
+    for name, contents in form.files.items():
+        splits = ("train", "valid", "dev", "test") if "{}" in name else ("",)
         for split in splits:
-            with zipfile.ZipFile(tmp_path / "inner.zip", "w") as inner:
-                inner.writestr(f"{split}/dialogues_{split}.txt", f"hello {split} __eou__ hi __eou__\n" * 20)
-            archive.write(tmp_path / "inner.zip", f"ijcnlp/{split}.zip")
-        archive.writestr("ijcnlp/._train.zip", b"of a file system")
-    corpus = replace(CORPORA["dailydialog"], home=f"file://{folder}", urls=["d.zip"])
-    whole = (folder / "d.zip").read_bytes()
-    monkeypatch.setitem(text.CHECKSUMS, "dailydialog/d.zip", text.digest(folder / "d.zip"))
-    for source in (None, folder):
-        found = text.find_corpus_files(corpus, tmp_path / f"from {source and source.name}", source)
-        names = [path.name for paths in found.values() for path in paths]
-        assert names == [f"dialogues_{split}.txt" for split in splits]
-    archives.mkdir()
-    (archives / "d.zip.part").write_bytes(whole[:200])
-    (folder / "d.zip").write_bytes(b"?" * 200 + whole[200:])  # which is not asked for again
-    fetch = (f"file://{folder}/d.zip", archives, "dailydialog")
-    text.fetch(*fetch)
-    assert (archives / "d.zip").read_bytes() == whole
-    (archives / "d.zip").unlink()
+            write(tmp_path / name.format(split), [contents])
+    examples_of_splits = read(form.corpus, tmp_path)
+    assert as_lines(examples_of_splits["test"]) == form.test_examples
+    assert list(examples_of_splits["test"][0].answers) == []
+    assert examples_of_splits["train"]
+    assert examples_of_splits["valid"]
+    output = capsys.readouterr().out
+    for message in form.messages:
+        assert message in output
+
+
+CHAT = ["1 your persona: i like tea.", "2 hi!\thello.", "3 tea?\tyes.", "1 your persona: i run.", "2 who?\tme."]
+
+
+def test_persona_and_history_stand_before_the_utterance(tmp_path):
+    for split in ("train", "valid"):
+        write(tmp_path / f"{split}_self_original_no_cands.txt", CHAT)
+    examples_of_splits = read("personachat", tmp_path)
+    second_example = examples_of_splits["test"][1]
+    assert second_example.source == "i like tea. | hi! | hello. | tea?"
+    assert second_example.target == "yes."
+    assert read("personachat", tmp_path, history=1)["test"][1].source == "i like tea. | tea?"
+    assert len(examples_of_splits["test"]) == 3
+    assert len(examples_of_splits["train"]) + len(examples_of_splits["valid"]) == 3
+
+
+def test_a_test_set_alone_is_divided_by_dialogues(tmp_path, capsys):
+    write(tmp_path / "valid_self_original_no_cands.txt", CHAT * 10)
+    examples_of_splits = read("personachat", tmp_path)
+    dialogues = {split: {example.group for example in examples_of_splits[split]} for split in SPLITS}
+    assert {split: len(groups) for split, groups in dialogues.items()} == {"train": 16, "valid": 2, "test": 2}
+    assert len(set.union(*dialogues.values())) == 20  # no dialogue is in two splits
+    assert sum(len(examples_of_split) for examples_of_split in examples_of_splits.values()) == 30
+    assert "no training set" in capsys.readouterr().out
+
+
+# ---- files of a corpus
+
+
+def test_a_file_that_is_in_several_folders_is_refused(tmp_path):
+    write(tmp_path / "CoLA" / "dev.tsv", ["x"])
+    write(tmp_path / "SST-2" / "dev.tsv", ["x"])
     assert_refused(
-        lambda _: text.fetch(*fetch), part=f"file://{folder}/d.zip: its SHA-256 is not .*; try again.*--from"
+        lambda _: text.find_first_match(tmp_path, "**/dev.tsv"),
+        part="has dev.tsv in CoLA, SST-2; name one of these folders",
     )
-    (folder / "d.zip").unlink()
-    assert_refused(lambda _: text.fetch(*fetch), part="curl failed: .*download.log")
-    assert not list(archives.glob("d.zip*"))
-    write(folder / "d.zip", ["<html>not found</html>"])
-    assert_refused(lambda _: text.find_corpus_files(corpus, tmp_path / "b", folder), part="python failed: .*unpack.log")
 
 
-def test_a_text_is_that_of_its_corpus(tmp_path):
-    """By its SHA-256, if that is known and no sample is taken; and not empty."""
+def test_a_file_that_is_there_plain_and_compressed_is_taken_once(tmp_path):
+    raw = tmp_path / "out" / "raw"
+    write(raw / "dev.tsv", ["x"])
+    write(raw / "dev.tsv.gz", ["x"])
+    assert text.find_first_match(tmp_path, "**/dev.tsv") == [raw / "dev.tsv"]
+
+
+def test_the_nearest_files_are_taken(tmp_path):
+    write(tmp_path / "out" / "raw" / "dev.tsv", ["x"])
+    write(tmp_path / "cnn" / "dev.tsv.gz", ["x"])
+    assert text.find_first_match(tmp_path, "no.tsv **/dev.tsv") == [tmp_path / "cnn" / "dev.tsv.gz"]
+
+
+DAILYDIALOG_FILES = ["dialogues_train.txt", "dialogues_validation.txt", "dialogues_test.txt"]
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder that stands in for a web site, with an archive of archives, d.zip, whose SHA-256 is known."""
+    site = tmp_path / "site"
+    site.mkdir()
+    with zipfile.ZipFile(site / "d.zip", "w") as archive:
+        for split in ("train", "validation", "test"):
+            inner_archive = tmp_path / "inner.zip"
+            with zipfile.ZipFile(inner_archive, "w") as inner:
+                inner.writestr(f"{split}/dialogues_{split}.txt", f"hello {split} __eou__ hi __eou__\n" * 20)
+            archive.write(inner_archive, f"ijcnlp/{split}.zip")
+        archive.writestr("ijcnlp/._train.zip", b"metadata of a file system, which is no archive")
+    monkeypatch.setitem(text.CHECKSUMS, "dailydialog/d.zip", text.digest(site / "d.zip"))
+    return site
+
+
+def make_corpus(site):
+    """Returns the corpus DailyDialog, as if it came from the site."""
+    return replace(CORPORA["dailydialog"], home=f"file://{site}", urls=["d.zip"])
+
+
+@pytest.mark.parametrize("is_at_hand", [False, True])
+def test_an_archive_is_unpacked_whether_it_is_downloaded_or_at_hand(is_at_hand, site, tmp_path):
+    source = site if is_at_hand else None
+    files_of_splits = text.find_corpus_files(make_corpus(site), tmp_path / "archives", source)
+    names = [path.name for paths in files_of_splits.values() for path in paths]
+    assert names == DAILYDIALOG_FILES
+
+
+@pytest.fixture
+def fetch(site, tmp_path):
+    """Provides a function that downloads d.zip from the site into the folder archives."""
+    archives = tmp_path / "archives"
+    archives.mkdir()
+    return lambda: text.fetch(f"file://{site}/d.zip", archives, "dailydialog")
+
+
+def test_a_download_that_was_cut_off_goes_on_where_it_ended(fetch, site, tmp_path):
+    archives = tmp_path / "archives"
+    contents = (site / "d.zip").read_bytes()
+    (archives / "d.zip.part").write_bytes(contents[:200])
+    (site / "d.zip").write_bytes(b"?" * 200 + contents[200:])  # the first bytes are not asked for again
+    fetch()
+    assert (archives / "d.zip").read_bytes() == contents
+
+
+def test_a_download_with_another_checksum_is_refused_and_deleted(fetch, site, tmp_path):
+    (site / "d.zip").write_bytes(b"another file")
+    assert_refused(lambda _: fetch(), part=f"file://{site}/d.zip: its SHA-256 is not .*; try again.*--from")
+    assert list((tmp_path / "archives").glob("d.zip*")) == []
+
+
+def test_a_download_that_fails_is_refused(fetch, site, tmp_path):
+    (site / "d.zip").unlink()
+    assert_refused(lambda _: fetch(), part="curl failed: .*download.log")
+    assert list((tmp_path / "archives").glob("d.zip*")) == []
+
+
+def test_an_archive_that_cannot_be_unpacked_is_refused(site, tmp_path):
+    write(site / "d.zip", ["<html>not found</html>"])
+    assert_refused(
+        lambda _: text.find_corpus_files(make_corpus(site), tmp_path / "archives", site),
+        part="python failed: .*unpack.log",
+    )
+
+
+@pytest.fixture
+def other_text(tmp_path):
+    """A file with a text that is not the Penn Treebank."""
     write(tmp_path / "a.txt", ["an other text"])
+    return tmp_path / "a.txt"
+
+
+def test_a_text_with_another_checksum_than_its_corpus_is_refused(other_text, tmp_path):
+    assert_refused(
+        lambda _: text.copy_lines("ptb/train.txt", [other_text], tmp_path / "out"),
+        part=r"a.txt: is not the text of this corpus, because its SHA-256 differs",
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_without_words_is_refused(tmp_path):
     write(tmp_path / "b.txt.gz", ["", ""])
-    said = r"a.txt: is not the text of this corpus, because its SHA-256 differs"
-    assert_refused(lambda _: text.copy_lines("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out"), part=said)
     assert_refused(
         lambda _: text.copy_lines("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text"
     )
     assert not (tmp_path / "out").exists()
-    text.copy_lines("ptb/train.txt", [tmp_path / "a.txt"], tmp_path / "out", sample=1)
+
+
+def test_a_sample_of_a_text_is_taken_whatever_its_checksum(other_text, tmp_path):
+    text.copy_lines("ptb/train.txt", [other_text], tmp_path / "out", sample=1)
     assert (tmp_path / "out").read_text() == "an other text\n"
+
+
+# ---- real text
 
 
 @pytest.mark.parametrize("corpus, folder, counts", [
@@ -300,16 +583,19 @@ def test_a_text_is_that_of_its_corpus(tmp_path):
     ("cb", "superglue/CB", (225, 25, 56)),
     ("copa", "superglue/COPA", (360, 40, 100)),
     ("wic", "superglue/WiC", (4885, 543, 638)),
-    # tokens of the test set, as in the literature, line ends included
+])  # fmt: skip
+def test_every_row_of_a_real_corpus_is_read(real_text, corpus, folder, counts):
+    examples_of_splits = read(corpus, real_text(folder), limit=20000)
+    assert tuple(len(examples_of_splits[split]) for split in SPLITS) == counts
+
+
+@pytest.mark.parametrize("corpus, folder, num_tokens", [
     ("ptb", "lm/ptb", 82430),
     ("wikitext2", "lm/wikitext-2", 245569),
 ])  # fmt: skip
-def test_the_real_corpora(real_text, tmp_path, corpus, folder, counts):
-    """Every row is read. Other texts have their checksums."""
-    if CORPORA[corpus].kind == "text":
-        for split, paths in text.find_corpus_files(CORPORA[corpus], tmp_path, real_text(folder)).items():
-            text.copy_lines(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
-        assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == counts
-    else:
-        found = read(corpus, real_text(folder), limit=20000)
-        assert tuple(len(found[split]) for split in SPLITS) == counts
+def test_a_real_test_set_has_as_many_tokens_as_in_the_literature(real_text, tmp_path, corpus, folder, num_tokens):
+    """Ends of lines count as tokens. The other splits are checked by their checksums."""
+    files_of_splits = text.find_corpus_files(CORPORA[corpus], tmp_path, real_text(folder))
+    for split, paths in files_of_splits.items():
+        text.copy_lines(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
+    assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == num_tokens

@@ -1,9 +1,13 @@
 """Training: the command, and what a run is: which one goes on, which is refused, what is recorded of it."""
 
+import functools
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,88 +19,154 @@ from recipes.catalog import RECIPES, TASKS
 pytestmark = pytest.mark.usefixtures("recipes_environment")
 
 
+SIDES = {
+    "translation": ("en", "de"),
+    "text_to_text": ("source", "target"),
+    "denoising": ("source", "target"),
+}
+
+
 def make_data(folder, task="translation", **facts):
-    """What a training asks of prepared data."""
-    sides = {"text_to_text": ("source", "target"), "denoising": ("source", "target")}.get(task, ("en", "de"))
+    """Makes the files of prepared data that a training reads before fairseq-train starts, and returns the folder.
+
+    Args:
+        folder: the folder of the data.
+        task: the task that they are prepared for.
+        facts: other entries of settings.json, such as longest=100 for the longest sentence.
+    """
+    source_side, target_side = SIDES.get(task, ("en", "de"))
     (folder / "bin").mkdir(parents=True, exist_ok=True)
-    for side in sides:
+    for side in (source_side, target_side):
         (folder / "bin" / f"dict.{side}.txt").write_text("eins 1\n")
-    steps.dump(folder / "settings.json", {"task": task, "src": sides[0], "tgt": sides[1], **facts})
+    steps.dump(folder / "settings.json", {"task": task, "src": source_side, "tgt": target_side, **facts})
     (folder / "bin" / "done").touch()
     return folder
 
 
-@pytest.fixture
-def shown(tmp_path, dry_run, capsys):
-    """The command that train.sh shows for data, a model and more words."""
+# ---- the command
 
-    def shown(argv, **facts):
-        train.main([str(make_data(tmp_path / "data", **facts)), *argv.split()])
+
+@pytest.fixture
+def show_command(tmp_path, dry_run, capsys):
+    """Provides a function that returns what train.sh prints with DRY_RUN=1 for prepared data and other arguments."""
+
+    def show_command(argv, **facts):
+        data = make_data(tmp_path / "data", **facts)
+        train.main([str(data), *argv.split()])
         return capsys.readouterr().out
 
-    return shown
+    return show_command
 
 
 @pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 3), (1, 8), (16, 8), (5, 3)])
-def test_the_batch_does_not_depend_on_the_gpus(nodes, gpus, shown):
-    line = shown(f"random_vanilla --recipe wmt_en_de --gpus {gpus} --nodes {nodes} --rendezvous first:29500")
-    tokens, passes, world = (
-        int(flag_value(line, f"--{f}")) for f in ("max-tokens", "update-freq", "distributed-world-size")
+def test_the_batch_does_not_depend_on_the_number_of_gpus(nodes, gpus, show_command):
+    line = show_command(f"random_vanilla --recipe wmt_en_de --gpus {gpus} --nodes {nodes} --rendezvous first:29500")
+    world_size = int(flag_value(line, "--distributed-world-size"))
+    max_tokens = int(flag_value(line, "--max-tokens"))
+    update_freq = int(flag_value(line, "--update-freq"))
+    assert world_size == nodes * gpus
+    batch_tokens = world_size * max_tokens * update_freq
+    lost_by_rounding = 32768 - batch_tokens
+    assert 0 <= lost_by_rounding < world_size * update_freq
+    assert max_tokens <= 4096
+
+
+@pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 3), (1, 8), (16, 8), (5, 3)])
+def test_each_gpu_has_a_process_of_its_own(nodes, gpus, show_command):
+    line = show_command(f"random_vanilla --recipe wmt_en_de --gpus {gpus} --nodes {nodes} --rendezvous first:29500")
+    has_several_processes = nodes * gpus > 1
+    assert ("torchrun" in line) == has_several_processes
+    assert ("--heartbeat-timeout 600" in line) == has_several_processes
+    if has_several_processes:
+        assert flag_value(line, "--nproc-per-node") == str(gpus)
+    rendezvous = (
+        f" --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint first:29500 --rdzv-id data-random_vanilla-seed1 "
     )
-    assert world == nodes * gpus and 32768 - world * passes < world * tokens * passes <= 32768 and tokens <= 4096
-    assert ("torchrun" in line) == (world > 1) == ("--heartbeat-timeout 600" in line)
-    assert world == 1 or flag_value(line, "--nproc-per-node") == str(gpus)
-    several = f" --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint first:29500 --rdzv-id data-random_vanilla-seed1 "
-    assert (several in line) == (nodes > 1)
+    assert (rendezvous in line) == (nodes > 1)
+
+
+@pytest.fixture
+def facts(task):
+    """What the data of a task say of themselves."""
+    if task == "sentence_prediction":
+        return {"task": task, "classes": 6}
+    return {"task": task}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_data_say_their_task(task, shown):
-    """And their sides and classes; the recipe is the small one of the task, whose values may be changed."""
-    recipe, facts = RECIPES[TASKS[task].recipe], {"classes": 6} if task == "sentence_prediction" else {}
-    line = shown("random --gpus 0 --save-every 7 --seed 3 -- --lr 9", task=task, **facts)
-    assert (
-        flag_value(line, "--arch") == f"{recipe.kind}_synth_random_{recipe.preset}" and flag_value(line, "--lr") == "9"
-    )
-    assert (flag_value(line, "--task") if "--task" in line else "translation") == recipe.task
-    sides = {"translation": "en de", "text_to_text": "source target", "denoising": "source target"}.get(task)
-    assert sides is None or f"--source-lang {sides.split()[0]} --target-lang {sides.split()[1]}" in line
+def test_without_a_recipe_the_small_one_of_the_task_of_the_data_is_taken(task, facts, show_command):
+    recipe = RECIPES[TASKS[task].recipe]
+    line = show_command("random --gpus 0 --seed 3", **facts)
+    assert flag_value(line, "--arch") == f"{recipe.kind}_synth_random_{recipe.preset}"
+    assert flag_value(line, "--max-update") == str(recipe.max_update)
+    kept_checkpoints = "10" if recipe.average else "1"
+    assert flag_value(line, "--keep-interval-updates") == kept_checkpoints
+    assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line
+    assert " --cpu " in line
+    assert "fp16" not in line
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_fairseq_gets_the_task_the_sides_and_the_classes_of_the_data(task, facts, show_command):
+    line = show_command("random --gpus 0", **facts)
+    fairseq_task = flag_value(line, "--task") if "--task" in line else "translation"
+    assert fairseq_task == RECIPES[TASKS[task].recipe].task
+    if task in SIDES:
+        source_side, target_side = SIDES[task]
+        assert f"--source-lang {source_side} --target-lang {target_side}" in line
     assert ("--num-classes 6 " in line) == (task == "sentence_prediction")
-    assert (
-        flag_value(line, "--max-update") == str(recipe.max_update)
-        and flag_value(line, "--save-interval-updates") == "7"
-    )
-    assert (
-        flag_value(line, "--keep-interval-updates") == ("10" if recipe.average else "1")
-        and flag_value(line, "--seed") == "3"
-    )
-    assert f"--save-dir {ROOT}/runs/data-random-seed3 " in line and " --cpu " in line and "fp16" not in line
-    for n in "90x":  # 0 is no limit, and x is fairseq's to refuse
-        said = "during its warm-up" in shown(f"random --gpus 0 -- --max-update {n}", task=task, **facts)
-        assert said == (n == "9")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_values_of_the_recipe_can_be_changed(task, facts, show_command):
+    line = show_command("random --gpus 0 --save-every 7 --seed 3 -- --lr 9", **facts)
+    assert flag_value(line, "--lr") == "9"
+    assert flag_value(line, "--save-interval-updates") == "7"
+    assert flag_value(line, "--seed") == "3"
+
+
+@pytest.mark.parametrize("max_update, is_warned_of", [
+    ("9", True),
+    ("0", False),  # no limit
+    ("x", False),  # which fairseq refuses
+])  # fmt: skip
+@pytest.mark.parametrize("task", TASKS)
+def test_a_training_that_ends_during_its_warm_up_is_warned_of(task, facts, max_update, is_warned_of, show_command):
+    output = show_command(f"random --gpus 0 -- --max-update {max_update}", **facts)
+    assert ("during its warm-up" in output) == is_warned_of
 
 
 @pytest.mark.parametrize("argv, longest, length", [
     ("random", 115, "120"),  # in steps of 8, which suits GPUs
-    ("random", 100, None),  # never less than the architecture takes
     ("random", 2000, "1024"),  # what is longer fairseq leaves out
-    ("transformer", 115, None),
-    ("relative_random_vanilla", 115, None),  # takes any length
-    ("random -- --synth-max-length=24", 115, None),
-    ("random -- --synth-beyond-length tile", 115, None),
 ])  # fmt: skip
-def test_the_length_follows_the_text(argv, longest, length, shown):
-    line = shown(argv, longest=longest)
-    found = re.findall(r"--synth-max-length (\d+)", line.split("\n+")[-1])
-    assert found == ([length] if length else []) and ("follows the longest" in line) == (length in ("120", "1024"))
+def test_the_length_follows_the_longest_sentence(argv, longest, length, show_command):
+    output = show_command(argv, longest=longest)
+    command = output.split("\n+")[-1]
+    assert re.findall(r"--synth-max-length (\d+)", command) == [length]
+    assert "follows the longest" in output
 
 
-@pytest.mark.parametrize("capability, best", [((8, 0), "bf16"), ((7, 5), "fp16")])
-def test_the_precision_is_the_best_there_is(capability, best, shown, monkeypatch):
+@pytest.mark.parametrize("argv, longest", [
+    ("random", 100),  # never less than the architecture takes
+    ("transformer", 115),
+    ("relative_random_vanilla", 115),  # takes any length
+    ("random -- --synth-max-length=24", 115),
+    ("random -- --synth-beyond-length tile", 115),
+])  # fmt: skip
+def test_the_length_stays_where_the_longest_sentence_needs_no_other(argv, longest, show_command):
+    output = show_command(argv, longest=longest)
+    command = output.split("\n+")[-1]
+    assert re.findall(r"--synth-max-length (\d+)", command) == []
+    assert "follows the longest" not in output
+
+
+@pytest.mark.parametrize("capability, best_precision", [((8, 0), "bf16"), ((7, 5), "fp16")])
+def test_the_precision_is_the_best_that_the_gpu_has(capability, best_precision, show_command, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert f" --{best} " in shown("random --recipe wmt_en_de")
-    assert "bf16" not in shown("random --recipe wmt_en_de --precision fp16")
+    assert f" --{best_precision} " in show_command("random --recipe wmt_en_de")
+    assert "bf16" not in show_command("random --recipe wmt_en_de --precision fp16")
 
 
 @pytest.mark.parametrize("argv, part", [
@@ -110,16 +180,19 @@ def test_the_precision_is_the_best_there_is(capability, best, shown, monkeypatch
     ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
     ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*sentence of 256; raise them"),
 ])  # fmt: skip
-def test_what_is_refused(argv, part, tmp_path, dry_run, monkeypatch):
+def test_wrong_arguments_are_refused(argv, part, tmp_path, dry_run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert_refused(train.main, *argv.format(data=make_data(tmp_path / "data"), tmp=tmp_path).split(), part=part)
+    data = make_data(tmp_path / "data")
+    assert_refused(train.main, *argv.format(data=data, tmp=tmp_path).split(), part=part)
 
 
 @pytest.mark.parametrize("name, character", [("run-18:30", "a colon"), ("${x}", "a variable")])
 def test_a_folder_whose_name_fairseq_misreads_is_refused_before_the_training(name, character, tmp_path, dry_run):
-    data, other_data = make_data(tmp_path / "data"), make_data(tmp_path / name / "data")
-    for argv in ([data, "random", "--save-dir", tmp_path / name], [other_data, "random", "--save-dir", "x"]):
-        assert_refused(train.main, *argv, "--gpus", "0", part=[re.escape(name), f"{character}.*rename the folder"])
+    data = make_data(tmp_path / "data")
+    misread_data = make_data(tmp_path / name / "data")
+    message = [re.escape(name), f"{character}.*rename the folder"]
+    assert_refused(train.main, data, "random", "--save-dir", tmp_path / name, "--gpus", "0", part=message)
+    assert_refused(train.main, misread_data, "random", "--save-dir", "x", "--gpus", "0", part=message)
 
 
 def test_a_folder_whose_name_begins_with_a_dash_is_named_by_its_whole_path(tmp_path, dry_run, capsys, monkeypatch):
@@ -127,243 +200,431 @@ def test_a_folder_whose_name_begins_with_a_dash_is_named_by_its_whole_path(tmp_p
     make_data(tmp_path / "-data")
     train.main(["./-data", "random", "--gpus", "0", "--save-dir=-run"])
     line = capsys.readouterr().out
-    assert f"fairseq-train {tmp_path}/-data/bin " in line and flag_value(line, "--save-dir") == f"{tmp_path}/-run"
+    assert f"fairseq-train {tmp_path}/-data/bin " in line
+    assert flag_value(line, "--save-dir") == f"{tmp_path}/-run"
 
 
-@pytest.mark.parametrize("argv, tokens, allowed", [
+def make_data_with_long_test_sentence(folder, side, num_tokens):
+    """Makes data with a test set of three lines, the second of which has `num_tokens` tokens on one side."""
+    data = make_data(folder)
+    for language in ("en", "de"):
+        steps.write(data / "sub" / f"test.{language}", "a\na\nb\n")
+    long_line = "a " * (num_tokens - 1)  # the end of the sentence is a token too
+    steps.write(data / "sub" / f"test.{side}", f"a\n{long_line}\nb\n")
+
+
+@pytest.mark.parametrize("argv, num_tokens, advice", [
     ("transformer", 1025, "--max-source-positions 1032 --max-target-positions 1032"),
-    ("transformer", 1024, None),
-    ("transformer -- --max-source-positions 1030 --max-target-positions=1030", 1030, None),
-    ("random", 900, None),  # its length follows the text
     ("random", 1030, "--max-source-positions 1032 --max-target-positions 1032 --synth-max-length 1032"),
     ("random -- --synth-max-length 200", 201, "--synth-max-length 208"),
-    ("random -- --synth-max-length 200 --synth-beyond-length tile", 201, None),
 ])  # fmt: skip
 @pytest.mark.parametrize("side", ["en", "de"])
 def test_a_test_sentence_that_will_be_refused_is_warned_of_before_the_training(
-    argv, tokens, allowed, side, shown, tmp_path
+    argv, num_tokens, advice, side, show_command, tmp_path
 ):
-    data = make_data(tmp_path / "data")
-    for language in ("en", "de"):
-        long_line = "a " * (tokens - 1) if language == side else "a"
-        steps.write(data / "sub" / f"test.{language}", f"a\n{long_line}\nb\n")
-    said = shown(argv, longest=tokens)
-    warning = f"test.{side}: line 2 of the test set has {tokens} tokens"
-    assert (warning in said) == (allowed is not None)
-    assert allowed is None or f"evaluate.sh will refuse this test set;\n  add -- {allowed}, or shorten" in said
+    make_data_with_long_test_sentence(tmp_path / "data", side, num_tokens)
+    output = show_command(argv, longest=num_tokens)
+    assert f"test.{side}: line 2 of the test set has {num_tokens} tokens" in output
+    assert f"evaluate.sh will refuse this test set;\n  add -- {advice}, or shorten" in output
 
 
-def test_slurm(tmp_path):
-    """Each machine is called with the job's size and its first machine; flags of fairseq-train stay behind --."""
-    for name, code in (("scontrol", "printf 'gpu7\\ngpu8\\n'"), ("srun", 'shift; exec "$@"')):
-        (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
-        (tmp_path / name).chmod(0o755)
-    env = {"DRY_RUN": "1", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "40007"}
-    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+@pytest.mark.parametrize("argv, num_tokens", [
+    ("transformer", 1024),
+    ("transformer -- --max-source-positions 1030 --max-target-positions=1030", 1030),
+    ("random", 900),  # its length follows the text
+    ("random -- --synth-max-length 200 --synth-beyond-length tile", 201),
+])  # fmt: skip
+@pytest.mark.parametrize("side", ["en", "de"])
+def test_a_long_test_sentence_that_can_be_read_is_not_warned_of(argv, num_tokens, side, show_command, tmp_path):
+    make_data_with_long_test_sentence(tmp_path / "data", side, num_tokens)
+    output = show_command(argv, longest=num_tokens)
+    assert f"test.{side}: line 2 of the test set has {num_tokens} tokens" not in output
+
+
+def write_program(path, code):
+    """Writes a shell script that can be run."""
+    path.write_text(f"#!/bin/bash\n{code}\n")
+    path.chmod(0o755)
+
+
+def test_slurm_calls_train_on_each_node_with_the_size_of_the_job(tmp_path):
+    """The first node is the rendezvous. Flags of fairseq-train stay behind --."""
+    write_program(tmp_path / "scontrol", "printf 'gpu7\\ngpu8\\n'")
+    write_program(tmp_path / "srun", 'shift; exec "$@"')
+    env = {
+        "DRY_RUN": "1",
+        "SLURM_JOB_NODELIST": "gpu[7-8]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_ID": "40007",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
     argv = [make_data(tmp_path / "data"), "transformer", "--recipe", "wmt_en_de", "--gpus", "8", "--", "--lr", "1"]
     done = run_script("train.slurm", *argv, env=env, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "--nnodes 2" in done.stdout and "--rdzv-endpoint gpu7:20007" in done.stdout
-    assert flag_value(done.stdout, "--distributed-world-size") == "16" and flag_value(done.stdout, "--lr") == "1"
+    assert "--nnodes 2" in done.stdout
+    assert "--rdzv-endpoint gpu7:20007" in done.stdout
+    assert flag_value(done.stdout, "--distributed-world-size") == "16"
+    assert flag_value(done.stdout, "--lr") == "1"
+
     done = run_script("train.slurm", *argv, env=env, cwd=tmp_path)
-    assert done.returncode != 0 and "submit from the project's folder" in done.stderr
+    assert done.returncode != 0
+    assert "submit from the project's folder" in done.stderr
 
 
-@pytest.mark.parametrize("line, said", [
+# ---- runs
+
+
+@pytest.mark.parametrize("line, expected", [
     ("train_inner | epoch 2: loss=3, ppl=8.5, wps=1.35e+06, ups=4, wpb=300000, num_updates=200, wall=0",
-     "training perplexity 8.5, 0:01:06 left"),
+     "update 200 of 500: training perplexity 8.5, 0:01:06 left"),
     ("train_inner | epoch 2: loss=3.1, accuracy=8, wps=9, wpb=9, num_updates=600, wall=30",
-     "training loss 3.1, 0:00:00 left"),
-    ("train_inner | epoch 1: loss=3, ppl=8.5, wps=0, wpb=9, num_updates=200", "training perplexity 8.5"),
-    ("valid | epoch 2 | valid on 'valid' | loss 3 | ppl 7.5 | num_updates 200", "validation perplexity 7.5"),
+     "update 600 of 500: training loss 3.1, 0:00:00 left"),
+    ("train_inner | epoch 1: loss=3, ppl=8.5, wps=0, wpb=9, num_updates=200",
+     "update 200 of 500: training perplexity 8.5"),
+    ("valid | epoch 2 | valid on 'valid' | loss 3 | ppl 7.5 | num_updates 200",
+     "update 200 of 500: validation perplexity 7.5"),
 ])  # fmt: skip
-def test_progress(line, said, capsys):
-    """How far it is, how well it fares, and how long it takes."""
-    others = ["another kind of line with num_updates=200\n", f"half a | {line}", 'a | train_inner | {"loss": "3"}\n']
-    for shown in (f"2026-01-01 | INFO | {line}\n", *others):
-        train.show_progress(500, shown)
-    assert re.fullmatch(f"  update [26]00 of 500: {said}\n", capsys.readouterr().out)
+def test_progress_is_shown_for_each_line_of_the_log_with_losses(line, expected, capsys):
+    train.show_progress(500, f"2026-01-01 | INFO | {line}\n")
+    train.show_progress(500, "another kind of line with num_updates=200\n")
+    train.show_progress(500, f"half a | {line}")
+    train.show_progress(500, 'a | train_inner | {"loss": "3"}\n')
+    assert capsys.readouterr().out == f"  {expected}\n"
+
+
+class StartedRun(NamedTuple):
+    """A training that has been started and has written a checkpoint."""
+
+    data: Path
+    save_dir: Path
+    call_again: Callable[..., None]
 
 
 @pytest.fixture
-def begun(tmp_path, monkeypatch):
-    """A training that has begun: its data and folder, and a call of train.sh that goes on, up to fairseq-train."""
-    data, save = make_data(tmp_path / "data"), tmp_path / "save"
-    line = "a | train_inner | loss=3, wps=0, wpb=9, num_updates=2\n"
-    monkeypatch.setattr(train, "run_command", lambda argv, log, show: show(line))
+def started_run(tmp_path, monkeypatch):
+    """A training that has been started, without fairseq-train, and has written a checkpoint.
 
-    def go_on(*more, model="transformer", to=save, of=data):
-        argv = [of, model, "--recipe", "multi30k_cpu", "--save-dir", to, "--gpus", "0", *more]
-        train.main([*map(str, argv)])
+    ``call_again(*argv, model=, save_dir=, data=)`` calls train.sh once more, by default with the same arguments.
+    """
+    default_data = make_data(tmp_path / "data")
+    default_save_dir = tmp_path / "save"
 
-    go_on()
-    (save / "checkpoint_last.pt").touch()
-    return data, save, go_on
+    def pretend_to_train(argv, log, watch):
+        watch("a | train_inner | loss=3, wps=0, wpb=9, num_updates=2\n")
+
+    monkeypatch.setattr(train, "run_command", pretend_to_train)
+
+    def call(*argv, model="transformer", save_dir=default_save_dir, data=default_data):
+        flags = ["--recipe", "multi30k_cpu", "--save-dir", save_dir, "--gpus", "0", *argv]
+        train.main([str(data), model, *map(str, flags)])
+
+    call()
+    (default_save_dir / "checkpoint_last.pt").touch()
+    return StartedRun(default_data, default_save_dir, call_again=call)
 
 
-def test_a_run_goes_on_as_it_was_begun(begun, monkeypatch):
-    """With all that its figures depend on, but for the machine. Before its first checkpoint it has learned nothing."""
-    data, save, go_on = begun
-    recipe, last = RECIPES["multi30k_cpu"], save / "checkpoint_last.pt"
-    assert os.environ["MALLOC_MMAP_MAX_"] == "0"  # memory is kept between updates, which spares filling it anew
-    with steps.locked(save / ".lock"):
-        assert_refused(lambda _: go_on(), part=f"{save}: another process is at work there; let it end")
-
-    def refuses(part, *more, model="transformer", **flags):
-        monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, **flags}))
-        assert_refused(lambda _: go_on(*more, model=model), part=part)
-        monkeypatch.setitem(RECIPES, "multi30k_cpu", recipe)
-
-    for more in (
-        ["--recipe", "news_cpu"],  # the same but for its length
-        ["--max-update", "9000", "--save-every", "9"],  # which the learning rate does not follow
-        ["--threads", "2", "--timeout", "9", "--max-tokens", "512"],  # another machine
-    ):
-        go_on(*more)
-    assert os.environ["OMP_NUM_THREADS"] == "2"
-    refuses(f"{save} was made with other settings .seed is 1, asked for 7", "--seed", "7")
-    refuses("precision is fp32, asked for bf16", "--precision", "bf16")
-    refuses("batch_tokens is 1024, asked for 2048", "--batch-tokens", "2048")
-    refuses(r"flags is \[\], asked for \['--lr', '1'\]", "--", "--lr", "1")
-    refuses("arch is transformer_multi30k, asked for transformer_synth_random", model="random")
-    refuses(r"--gpus: 99 wanted, \d here; --gpus 0 trains on the CPU", "--gpus", "99")
-    refuses("recipe_flags is .*3e-3.*, asked for .*'lr': '1'", lr="1")
-    for file in (data / "settings.json", data / "bin" / "dict.de.txt"):  # made anew in the same folder
-        kept = file.read_text()
-        file.write_text(kept.replace("eins", "zwei").replace('"en"', '"fr"'))
-        refuses("data_digest is")
-        said = f"{save}: its data, {data}, have changed or moved since the training; .*run.json"
-        assert_refused(lambda _: train.read_run(save), part=said)
-        file.write_text(kept)
-    assert_refused(lambda _: train.read_run(data), part=f"{data}: is a folder of data; name a run")
-    assert_refused(lambda _: train.read_run(save.parent), part="no run of train.sh")
-    last.unlink()
-    file.write_text("zwei 1\n")
-    monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, "lr-scheduler": "cosine"}))
+@pytest.fixture
+def change_recipe(monkeypatch):
+    """Provides a function that changes flags of the recipe multi30k_cpu, as an edit of catalog.py would."""
     recipe = RECIPES["multi30k_cpu"]
-    go_on()
-    assert train.read_run(save).data == data
-    last.touch()
-    refuses("schedule is 7000, asked for 9000", "--max-update", "9000")
-    refuses(r"schedule is 7000, asked for \)", "--", "--lr-scheduler=inverse_sqrt")  # its end is not --max-update's
-    refuses(r"schedule is 7000, asked for \)", "--", "--lr-period-updates=3")
+
+    def change_recipe(**flags):
+        monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, **flags}))
+
+    return change_recipe
 
 
-def test_a_run_that_begins_anew(begun, capsys):
-    """It keeps nothing of another: neither scores nor log nor machine. With any checkpoint left it is the same run."""
-    _, save, go_on = begun
-    left = [save / "train.log", save / "evaluation" / "scores.json", save / "tests" / "other" / "scores.json"]
-    for path in left:
+def test_two_processes_cannot_train_the_same_run(started_run):
+    with steps.locked(started_run.save_dir / ".lock"):
+        assert_refused(
+            lambda _: started_run.call_again(),
+            part=f"{started_run.save_dir}: another process is at work there; let it end",
+        )
+
+
+def test_a_run_goes_on_with_another_length_or_on_another_machine(started_run):
+    started_run.call_again("--recipe", "news_cpu")  # which differs only in its length
+    started_run.call_again("--max-update", "9000", "--save-every", "9")  # the learning rate does not depend on them
+    started_run.call_again("--threads", "2", "--timeout", "9", "--max-tokens", "512")
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert os.environ["MALLOC_MMAP_MAX_"] == "0"  # memory is kept between updates, which need not fill it anew
+
+
+def test_a_run_does_not_go_on_with_other_settings_that_change_its_results(started_run, change_recipe):
+    def assert_call_is_refused(*argv, part, model="transformer"):
+        assert_refused(lambda _: started_run.call_again(*argv, model=model), part=part)
+
+    other_settings = f"{started_run.save_dir} was made with other settings .seed is 1, asked for 7"
+    assert_call_is_refused("--seed", "7", part=other_settings)
+    assert_call_is_refused("--precision", "bf16", part="precision is fp32, asked for bf16")
+    assert_call_is_refused("--batch-tokens", "2048", part="batch_tokens is 1024, asked for 2048")
+    assert_call_is_refused("--", "--lr", "1", part=r"flags is \[\], asked for \['--lr', '1'\]")
+    assert_call_is_refused("--gpus", "99", part=r"--gpus: 99 wanted, \d here; --gpus 0 trains on the CPU")
+    assert_call_is_refused(model="random", part="arch is transformer_multi30k, asked for transformer_synth_random")
+    change_recipe(lr="1")
+    assert_call_is_refused(part="recipe_flags is .*3e-3.*, asked for .*'lr': '1'")
+
+
+@pytest.mark.parametrize("name, old, new", [("settings.json", '"en"', '"fr"'), ("bin/dict.de.txt", "eins", "zwei")])
+def test_a_run_does_not_go_on_with_data_that_have_been_made_anew_in_the_same_folder(name, old, new, started_run):
+    file = started_run.data / name
+    file.write_text(file.read_text().replace(old, new))
+    assert_refused(lambda _: started_run.call_again(), part="data_digest is")
+    message = (
+        f"{started_run.save_dir}: its data, {started_run.data}, have changed or moved since the training; .*run.json"
+    )
+    assert_refused(lambda _: train.read_run(started_run.save_dir), part=message)
+
+
+def test_a_folder_that_is_no_run_is_refused(started_run):
+    assert_refused(
+        lambda _: train.read_run(started_run.data), part=f"{started_run.data}: is a folder of data; name a run"
+    )
+    assert_refused(lambda _: train.read_run(started_run.save_dir.parent), part="no run of train.sh")
+
+
+def test_before_its_first_checkpoint_a_run_can_be_started_with_other_data(started_run):
+    (started_run.save_dir / "checkpoint_last.pt").unlink()
+    (started_run.data / "bin" / "dict.de.txt").write_text("zwei 1\n")
+    started_run.call_again()
+    assert train.read_run(started_run.save_dir).data == started_run.data
+
+
+def test_a_run_whose_learning_rate_depends_on_its_length_keeps_its_length(started_run, change_recipe):
+    checkpoint = started_run.save_dir / "checkpoint_last.pt"
+    checkpoint.unlink()
+    change_recipe(**{"lr-scheduler": "cosine"})
+    started_run.call_again()
+    checkpoint.touch()
+
+    def assert_call_is_refused(*argv, part):
+        assert_refused(lambda _: started_run.call_again(*argv), part=part)
+
+    assert_call_is_refused("--max-update", "9000", part="schedule is 7000, asked for 9000")
+    # the following two schedules do not end at --max-update
+    assert_call_is_refused("--", "--lr-scheduler=inverse_sqrt", part=r"schedule is 7000, asked for \)")
+    assert_call_is_refused("--", "--lr-period-updates=3", part=r"schedule is 7000, asked for \)")
+
+
+@pytest.fixture
+def results(started_run):
+    """The log and scores of a run."""
+    save_dir = started_run.save_dir
+    paths = [
+        save_dir / "train.log",
+        save_dir / "evaluation" / "scores.json",
+        save_dir / "tests" / "other" / "scores.json",
+    ]
+    for path in paths:
         steps.write(path, "{}")
-    steps.dump(save / "run.json", {**steps.load(save / "run.json"), "starts": [{"hardware": "another"}]})
-    for _ in range(2):
-        go_on()
-    assert all(path.exists() for path in left) and len(steps.load(save / "run.json")["starts"]) == 2
-    (save / "checkpoint_last.pt").rename(save / "checkpoint_2_20.pt")
-    assert_refused(lambda _: go_on("--seed", "7"), part="seed is 1, asked for 7")
-    known = (save / "run.json").rename(save / "kept.json")
-    assert_refused(lambda _: go_on(), part=f"{save} was made with other settings .no run.json.; give another folder")
-    known.rename(save / "run.json")
-    (save / "checkpoint_2_20.pt").unlink()
-    go_on("--seed", "7", "--precision", "bf16", "--", "--max-update=40")
-    assert re.search("training for 40 updates (.|\n)*update 2 of 40: training loss 3\n", capsys.readouterr().out)
-    (start,) = steps.load(save / "run.json")["starts"]
-    assert not any(path.exists() for path in left) and start["hardware"].endswith("1 thread(s)")
+    return paths
+
+
+def set_hardware(save_dir, hardware):
+    """Changes the record of a run, as if it had been started once, on this hardware."""
+    settings = steps.load(save_dir / "run.json")
+    settings["starts"] = [{"hardware": hardware}]
+    steps.dump(save_dir / "run.json", settings)
+
+
+def test_a_run_that_goes_on_keeps_its_results_and_records_each_machine_once(started_run, results):
+    set_hardware(started_run.save_dir, "another")
+    started_run.call_again()
+    started_run.call_again()
+    assert all(path.exists() for path in results)
+    assert len(steps.load(started_run.save_dir / "run.json")["starts"]) == 2
+
+
+def test_a_run_with_any_checkpoint_is_not_started_anew(started_run):
+    save_dir = started_run.save_dir
+    (save_dir / "checkpoint_last.pt").rename(save_dir / "checkpoint_2_20.pt")
+    assert_refused(lambda _: started_run.call_again("--seed", "7"), part="seed is 1, asked for 7")
+    (save_dir / "run.json").unlink()
+    assert_refused(
+        lambda _: started_run.call_again(),
+        part=f"{save_dir} was made with other settings .no run.json.; give another folder",
+    )
+
+
+def test_a_run_that_is_started_anew_keeps_nothing_of_the_earlier_one(started_run, results, capsys):
+    set_hardware(started_run.save_dir, "another")
+    (started_run.save_dir / "checkpoint_last.pt").unlink()
+    started_run.call_again("--seed", "7", "--precision", "bf16", "--", "--max-update=40")
+    output = capsys.readouterr().out
+    assert re.search("training for 40 updates (.|\n)*update 2 of 40: training loss 3\n", output)
+    assert not any(path.exists() for path in results)
+    (start,) = steps.load(started_run.save_dir / "run.json")["starts"]
+    assert start["hardware"].endswith("1 thread(s)")
     assert start["precision"] == "bf16"
 
 
-def test_a_training_ends_with_the_next_command(begun, capsys):
-    _, save, go_on = begun
+def test_a_training_ends_with_the_next_command(started_run, capsys):
     capsys.readouterr()
-    go_on()
-    said = capsys.readouterr().out
-    assert said.endswith(f"\n\nnext: scripts/evaluate.sh {save}\n") and "is trained already" not in said
+    started_run.call_again()
+    output = capsys.readouterr().out
+    assert output.endswith(f"\n\nnext: scripts/evaluate.sh {started_run.save_dir}\n")
+    assert "trained to its end before" not in output
 
 
-def test_a_finished_training_that_is_called_again_says_so(begun, capsys, monkeypatch):
-    _, save, go_on = begun
-    monkeypatch.setattr(train, "run_command", lambda argv, log, watch: watch("| INFO | done training in 0.0 seconds\n"))
+def test_a_finished_training_that_is_called_again_says_so(started_run, capsys, monkeypatch):
+    def end_at_once(argv, log, watch):
+        watch("| INFO | done training in 0.0 seconds\n")
+
+    monkeypatch.setattr(train, "run_command", end_at_once)
     capsys.readouterr()
-    go_on()
-    assert f"{save} is trained already; there was nothing left to do" in capsys.readouterr().out
+    started_run.call_again()
+    expected = f"{started_run.save_dir} is trained already; there was nothing left to do"
+    assert expected in capsys.readouterr().out
 
 
-def test_the_help_explains_models_and_recipes():
-    """Each recipe has a line that says what it is for, and those for data of one's own stand by their task."""
-    said = train.make_parser().format_help()
+@pytest.fixture(scope="module")
+def help_text():
+    """What train.sh --help prints."""
+    return train.make_parser().format_help()
+
+
+def test_the_help_has_a_line_for_each_recipe(help_text):
     for recipe in RECIPES.values():
-        assert recipe.about and re.search(rf"^  {recipe.name} +{re.escape(recipe.about)}$", said, re.M), recipe.name
+        assert recipe.about, recipe.name
+        assert re.search(rf"^  {recipe.name} +{re.escape(recipe.about)}$", help_text, re.M), recipe.name
+
+
+def test_the_help_names_the_default_recipe_of_each_task(help_text):
     for task in TASKS.values():
-        assert re.search(rf"^  [a-z ]+  {task.recipe} \(the default", said, re.M), task.recipe
-    paper, own, others = re.split("models that are not in the paper:|baselines:", said.split("All recipes")[0])
-    assert "dense_vanilla" in paper and "relative_random" in own and "lightconv" in others and "linformer" in others
-    assert "-- --dropout 0.3 --tensorboard-logdir tb" in said and max(map(len, said.splitlines())) <= 120
+        assert re.search(rf"^  [a-z ]+  {task.recipe} \(the default", help_text, re.M), task.recipe
 
 
-def test_a_second_stage(begun, tmp_path):
-    """Sizes are the first one's; it goes on although that was evaluated since; other models and words are refused."""
-    data, _, go_on = begun
-    first, second = tmp_path / "first", tmp_path / "second"
-    go_on("--", "--encoder-layers", "1", "--synth-max-length=112", "--lr", "3", model="random", to=first)
-    init = ["--init", str(first)]
-    assert_refused(
-        lambda _: go_on(*init, model="random", to=second), part="first: has no checkpoint_best.pt; name a run .* come"
+def test_the_help_lists_models_by_where_they_are_from(help_text):
+    models = help_text.split("All recipes")[0]
+    of_the_paper, of_this_project, of_others = re.split("models that are not in the paper:|baselines:", models)
+    assert "dense_vanilla" in of_the_paper
+    assert "relative_random" in of_this_project
+    assert "lightconv" in of_others
+    assert "linformer" in of_others
+
+
+def test_the_help_has_an_example_and_fits_the_width_of_120_columns(help_text):
+    assert "-- --dropout 0.3 --tensorboard-logdir tb" in help_text
+    assert max(len(line) for line in help_text.splitlines()) <= 120
+
+
+# ---- two stages
+
+
+@pytest.fixture
+def first_stage(started_run, tmp_path):
+    """A run of a smaller model, with a checkpoint, which a second stage starts from."""
+    folder = tmp_path / "first"
+    flags = ["--encoder-layers", "1", "--synth-max-length=112", "--lr", "3"]
+    started_run.call_again("--", *flags, model="random", save_dir=folder)
+    steps.write(folder / "checkpoint_best.pt", "")
+    return folder
+
+
+def read_flags(save_dir):
+    """Returns the flags of fairseq-train that are recorded of a run."""
+    return steps.load(save_dir / "run.json")["flags"]
+
+
+def test_a_second_stage_has_the_sizes_of_the_first_whatever_its_own_data(started_run, first_stage, tmp_path):
+    expected = ["--encoder-layers", "1", "--synth-max-length", "112"]
+    started_run.call_again("--init", first_stage, model="random", save_dir=tmp_path / "second")
+    assert read_flags(tmp_path / "second") == expected
+    longer_text = make_data(tmp_path / "long", longest=500)
+    started_run.call_again("--init", first_stage, model="random", save_dir=tmp_path / "third", data=longer_text)
+    assert read_flags(tmp_path / "third") == expected
+
+
+def test_a_second_stage_goes_on_although_the_first_has_been_evaluated_since(started_run, first_stage, tmp_path):
+    second_stage = tmp_path / "second"
+    started_run.call_again("--init", first_stage, model="random", save_dir=second_stage)
+    steps.write(second_stage / "checkpoint_last.pt", "")
+    steps.write(first_stage / "evaluation" / "checkpoint_avg.pt", "")
+    started_run.call_again("--init", first_stage, model="random", save_dir=second_stage)
+    # but it does not go on without its first stage
+    assert_refused(lambda _: started_run.call_again(model="random", save_dir=second_stage), part="flags is|init is")
+
+
+def test_a_first_stage_of_another_model_or_with_other_words_or_without_a_checkpoint_is_refused(
+    started_run, first_stage, tmp_path
+):
+    def assert_call_is_refused(part, **kwargs):
+        call = functools.partial(started_run.call_again, "--init", first_stage, save_dir=tmp_path / "x", **kwargs)
+        assert_refused(lambda _: call(), part=part)
+
+    other_model = "--init .*: is a run of transformer_synth_random.*, not of"
+    assert_call_is_refused(other_model, model="transformer")
+
+    (started_run.data / "bin" / "dict.de.txt").write_text("zebra 1\n")
+    data_with_other_words = make_data(tmp_path / "other")
+    other_words = (
+        f"--init {first_stage}: {data_with_other_words} has other words; use prepare.sh --like {started_run.data}"
     )
-    for made in (first / "checkpoint_best.pt", second / "checkpoint_last.pt", first / "evaluation/checkpoint_avg.pt"):
-        steps.write(made, "")
-        go_on(*init, model="random", to=second)
-    assert steps.load(second / "run.json")["flags"] == ["--encoder-layers", "1", "--synth-max-length", "112"]
-    # longer text changes nothing of that
-    go_on(*init, model="random", to=tmp_path / "third", of=make_data(tmp_path / "long", longest=500))
-    assert steps.load(tmp_path / "third" / "run.json")["flags"] == steps.load(second / "run.json")["flags"]
-    assert_refused(lambda _: go_on(model="random", to=second), part="flags is|init is")
+    assert_call_is_refused(other_words, model="random", data=data_with_other_words)
+
+    (first_stage / "checkpoint_best.pt").unlink()
+    no_checkpoint = "first: has no checkpoint_best.pt; name a run .* come"
+    assert_call_is_refused(no_checkpoint, model="random")
+
+
+def test_a_first_stage_that_is_no_run_is_refused(started_run, tmp_path):
+    empty_folder = tmp_path / "empty"
+    empty_folder.mkdir()
     assert_refused(
-        lambda _: go_on(*init, to=tmp_path / "x"), part="--init .*: is a run of transformer_synth_random.*, not of"
+        lambda _: started_run.call_again("--init", empty_folder, save_dir=tmp_path / "x"),
+        part=f"--init {empty_folder}: no run of train.sh",
     )
-    (data / "bin" / "dict.de.txt").write_text("zebra 1\n")
-    other = make_data(tmp_path / "other")
-    said = f"--init {first}: {other} has other words; use prepare.sh --like {data}"
-    assert_refused(lambda _: go_on(*init, model="random", to=tmp_path / "x", of=other), part=said)
 
 
-def test_a_first_stage_that_is_no_run_is_refused(begun, tmp_path):
-    _, save, go_on = begun
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert_refused(lambda _: go_on("--init", str(empty), to=tmp_path / "x"), part=f"--init {empty}: no run of train.sh")
-
-
-def test_a_dry_run_of_a_second_stage_needs_no_first_stage(shown, tmp_path):
+def test_a_dry_run_of_a_second_stage_needs_no_first_stage(show_command, tmp_path):
     """reproduce.sh shows the commands of both stages before any of them has been run."""
-    line = shown(f"random --gpus 0 --init {tmp_path}")
+    line = show_command(f"random --gpus 0 --init {tmp_path}")
     assert flag_value(line, "--finetune-from-model") == f"{tmp_path}/checkpoint_best.pt"
 
 
-def test_a_training_without_a_limit_of_updates_promises_none(begun, tmp_path, capsys):
-    _, _, go_on = begun
+def test_a_training_without_a_limit_of_updates_promises_none(started_run, tmp_path, capsys):
     capsys.readouterr()
-    go_on("--", "--max-update", "0", to=tmp_path / "endless")
-    said = capsys.readouterr().out
-    assert "== training without a limit of updates (log: " in said and "\n  update 2: training loss 3\n" in said
+    started_run.call_again("--", "--max-update", "0", save_dir=tmp_path / "endless")
+    output = capsys.readouterr().out
+    assert "== training without a limit of updates (log: " in output
+    assert "\n  update 2: training loss 3\n" in output
 
 
-def test_where_a_figure_is_from(tmp_path, monkeypatch):
-    """A training on the CPU of a machine with a GPU is the CPU's; several processes are several GPUs. The commit is
-    marked by other code, but not by a result, so that one cell does not mark the next."""
+# ---- where a result is from
+
+
+@pytest.fixture
+def with_a_gpu(monkeypatch):
+    """Lets torch find a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+
+
+def test_a_training_on_gpus_names_the_gpu_and_their_number(with_a_gpu):
     assert provenance.describe_hardware(on_gpu=True) == "a GPU"
     assert provenance.describe_hardware(True, 16) == "16 × a GPU"
+
+
+def test_a_training_on_the_cpu_of_a_machine_with_a_gpu_names_the_cpu(with_a_gpu):
     assert re.fullmatch(r"2 × (?!.*a GPU).*, 3 thread\(s\)", provenance.describe_hardware(False, 2, 3))
+
+
+def test_a_folder_that_is_no_repository_has_no_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     assert provenance.commit() == ""
-    code, cell = tmp_path / "code.py", tmp_path / "results" / "cell.json"
-    for path in (code, cell):
-        steps.write(path, "1\n")
-    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b.c commit -qm first"):
-        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
-    cell.write_text("2\n")
-    clean = provenance.commit()
-    assert re.fullmatch("[0-9a-f]{12}", clean)
+
+
+def test_the_commit_is_marked_if_code_has_changed_but_not_if_a_result_has(tmp_path, monkeypatch):
+    """Otherwise the result of one cell of a table would mark the commit of the next cell."""
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    code = tmp_path / "code.py"
+    result = tmp_path / "results" / "cell.json"
+    steps.write(code, "1\n")
+    steps.write(result, "1\n")
+    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b.c commit -qm first"):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    result.write_text("2\n")
+    commit = provenance.commit()
+    assert re.fullmatch("[0-9a-f]{12}", commit)
     code.write_text("2\n")
-    assert provenance.commit() == f"{clean}-dirty"
+    assert provenance.commit() == f"{commit}-dirty"
