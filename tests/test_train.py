@@ -144,7 +144,7 @@ def test_the_length_follows_the_longest_sentence(argv, longest, length, show_com
     output = show_command(argv, longest=longest)
     command = output.split("\n+")[-1]
     assert re.findall(r"--synth-max-length (\d+)", command) == [length]
-    assert "follows the longest" in output
+    assert "is set to fit the longest sentence" in output
 
 
 @pytest.mark.parametrize("argv, longest", [
@@ -158,7 +158,7 @@ def test_the_length_stays_where_the_longest_sentence_needs_no_other(argv, longes
     output = show_command(argv, longest=longest)
     command = output.split("\n+")[-1]
     assert re.findall(r"--synth-max-length (\d+)", command) == []
-    assert "follows the longest" not in output
+    assert "is set to fit the longest sentence" not in output
 
 
 @pytest.mark.parametrize("capability, best_precision", [((8, 0), "bf16"), ((7, 5), "fp16")])
@@ -170,9 +170,9 @@ def test_the_precision_is_the_best_that_the_gpu_has(capability, best_precision, 
 
 
 @pytest.mark.parametrize("argv, part", [
-    ("{tmp} random", "no data that prepare.sh has made"),
+    ("{tmp} random", "contains no complete data of prepare.sh"),
     ("{data}/bin random", "bin: give .*data$"),
-    ("{data} randm", "randm: no model of the recipe multi30k_cpu; see scripts/train.sh --help"),
+    ("{data} randm", "randm: the recipe multi30k_cpu has no such model; see scripts/train.sh --help"),
     ("{data} roberta_agnews --recipe agnews", "prepared for translation, .* agnews is for sentence_prediction"),
     ("{data} random --recipe wmt_en_de", "--gpus: one wanted, 0 here; --gpus 0"),
     ("{data} random --threads 0", "--threads: 0: must be an integer, at least 1"),
@@ -463,7 +463,7 @@ def test_a_training_ends_with_the_next_command(started_run, capsys):
     started_run.call_again()
     output = capsys.readouterr().out
     assert output.endswith(f"\n\nnext: scripts/evaluate.sh {started_run.save_dir}\n")
-    assert "trained to its end before" not in output
+    assert "is trained already" not in output
 
 
 def test_a_finished_training_that_is_called_again_says_so(started_run, capsys, monkeypatch):
@@ -552,7 +552,7 @@ def test_a_first_stage_of_another_model_or_with_other_words_or_without_a_checkpo
         call = functools.partial(started_run.call_again, "--init", first_stage, save_dir=tmp_path / "x", **kwargs)
         assert_refused(lambda _: call(), part=part)
 
-    other_model = "--init .*: is a run of transformer_synth_random.*, not of"
+    other_model = "--init .*: is a run of transformer_synth_random.*, but this run is one of"
     assert_call_is_refused(other_model, model="transformer")
 
     (started_run.data / "bin" / "dict.de.txt").write_text("zebra 1\n")
