@@ -563,7 +563,7 @@ def test_a_first_stage_of_another_model_or_with_other_words_or_without_a_checkpo
     assert_call_is_refused(other_words, model="random", data=data_with_other_words)
 
     (first_stage / "checkpoint_best.pt").unlink()
-    no_checkpoint = "first: has no checkpoint_best.pt; name a run .* come"
+    no_checkpoint = "first: has no checkpoint_best.pt; name a run .* validated"
     assert_call_is_refused(no_checkpoint, model="random")
 
 
