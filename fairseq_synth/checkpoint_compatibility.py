@@ -196,7 +196,7 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
     if not may_start_from_stock:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
-            f"{attention}: the checkpoint has no weights of {missing} here, but weights of synthesizing functions "
+            f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
             f"in other layers; {advise_functions(attention)}, or use a complete checkpoint"
         )
 

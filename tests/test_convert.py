@@ -384,7 +384,7 @@ def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
     state = torch.load(path, weights_only=False)
     state["cfg"]["model"] = argparse.Namespace(**{**vars(state["cfg"]["model"]), "_name": "transformer_align"})
     torch.save(state, tmp_path / "align.pt")
-    assert "TransformerAlignModel, cannot be converted" in refused(tmp_path / "align.pt", folder, out)
+    assert "TransformerAlignModel cannot be converted" in refused(tmp_path / "align.pt", folder, out)
     state["cfg"]["model"].__dict__.update(_name="transformer_multi30k", cross_self_attention=True)
     torch.save(state, tmp_path / "cross.pt")
     assert "self-attention also reads the source" in refused(tmp_path / "cross.pt", folder, out)

@@ -946,7 +946,7 @@ def test_a_model_with_one_stack_has_the_loss_without_heads_but_no_bleu(kind, mon
 
     flags_without_data = ["--no-pictures", "--out", tmp_path / "without-data"]
     if kind == "characters":
-        assert "embeds the characters of its words" in get_refusal(path, *flags_without_data)
+        assert "embeds the characters of words, which only the data contain" in get_refusal(path, *flags_without_data)
     else:
         run_inspect(path, *flags_without_data)
 
