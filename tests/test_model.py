@@ -770,20 +770,20 @@ def test_a_sentence_that_is_longer_than_its_positions_is_refused_by_linformer():
     [
         (dict(cross_self_attention=True), "--cross-self-attention"),
         (dict(base_layers=1), "--base-layers 1: base layers are not supported"),
-        (dict(decoder_xformers_att_config="{}"), "--decoder-xformers-att-config: is for fairseq's attention"),
-        (dict(encoder_xformers_att_config="{}"), "--encoder-xformers-att-config: is for fairseq's attention"),
+        (dict(decoder_xformers_att_config="{}"), "--decoder-xformers-att-config: is only for fairseq's attention"),
+        (dict(encoder_xformers_att_config="{}"), "--encoder-xformers-att-config: is only for fairseq's attention"),
         (dict(encoder_attention_heads=0), "--encoder-attention-heads 0 does not divide"),
         (dict(encoder_layers_to_keep="0,5", decoder_layers_to_keep="0"), "--encoder-layers-to-keep '0,5': .*0 to 1"),
         (dict(encoder_layers_to_keep="0,-1", decoder_layers_to_keep="0"), "'0,-1': .*0 to 1"),
-        (dict(encoder_layers_to_keep="0", decoder_layers_to_keep="1,1"), "'1,1': .*0 to 1, .* each once"),
+        (dict(encoder_layers_to_keep="0", decoder_layers_to_keep="1,1"), "'1,1': .*0 to 1, .* each layer once"),
         (
             dict(tie_adaptive_weights=True, adaptive_softmax_cutoff="9"),
-            "--tie-adaptive-weights .* only language models",
+            "--tie-adaptive-weights: .* only language models",
         ),
         (dict(encoder_attention_heads=3), "--encoder-attention-heads 3 does not divide --encoder-embed-dim 16"),
         (dict(decoder_attention_heads=5), "--decoder-attention-heads 5 does not divide --decoder-embed-dim 16"),
         (dict(encoder_synthesizer="randm"), "--encoder-synthesizer 'randm': unknown function 'randm'; choose from"),
-        (dict(decoder_synthesizer="random,dense,random"), "names 3 layers, --decoder-layers is 2"),
+        (dict(decoder_synthesizer="random,dense,random"), "names 3 layers, but --decoder-layers is 2"),
         (dict(encoder_synthesizer="factorized_dense", synth_max_length=23), "--synth-max-length 23: .*product"),
         (dict(synth_max_length=0), "--synth-max-length 0: must be at least 2"),
         (dict(synth_rank=-1), "--synth-rank -1: must be at least 1"),
@@ -811,9 +811,9 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(flags, message):
         (
             "language_model",
             dict(share_decoder_input_output_embed=True, adaptive_input=True),
-            "--share-decoder-input-output-embed: --adaptive-input has no one matrix",
+            "--share-decoder-input-output-embed: --adaptive-input has no single matrix",
         ),
-        ("language_model", dict(tie_adaptive_weights=True), "--tie-adaptive-weights .*--adaptive-input"),
+        ("language_model", dict(tie_adaptive_weights=True), "--tie-adaptive-weights: .*--adaptive-input"),
         (
             "language_model",
             dict(
@@ -823,7 +823,7 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(flags, message):
         ),
         ("encoder", dict(max_positions=25), "--max-positions 25 is above --synth-max-length 24"),
         ("encoder", dict(encoder_attention_heads=3), "--encoder-attention-heads 3 does not divide"),
-        ("encoder", dict(encoder_synthesizer="random,random,random"), "names 3 layers, --encoder-layers is 2"),
+        ("encoder", dict(encoder_synthesizer="random,random,random"), "names 3 layers, but --encoder-layers is 2"),
     ],
 )
 def test_flags_that_do_not_fit_one_stack_are_refused_in_one_line(kind, flags, message):

@@ -80,7 +80,7 @@ def test_files_are_whole_or_not_there(tmp_path):
         b.write_text("half")
         c.mkdir()
         raise ZeroDivisionError
-    with pytest.raises(UserError, match="d was not written: No space left on device; make room"):
+    with pytest.raises(UserError, match="d was not written: No space left on device; free disk space"):
         with steps.atomic_write(tmp_path / "d") as (d,):
             d.symlink_to("/dev/full")
             d.write_text("text")

@@ -251,13 +251,13 @@ def test_a_spec_divides_the_heads_into_groups():
 @pytest.mark.parametrize(
     "spec, message",
     [
-        ("random:4/vanilla:2", "4 . 2 heads are not the 8 attention heads"),
-        ("random/dense/vanilla", "8 heads cannot be shared out equally among 3"),
+        ("random:4/vanilla:2", "4 . 2 heads do not add up to the 8 attention heads"),
+        ("random/dense/vanilla", "8 heads cannot be divided equally among 3"),
         ("random:4/vanilla", "give every group its number"),
         ("random:0/vanilla:8", "give every group its number"),
         ("random:-1/vanilla:9", "give every group its number"),
         ("random:8/randm:0", "unknown function 'randm'"),
-        ("random:7", "7 heads are not the 8"),
+        ("random:7", "7 heads do not add up to the 8"),
     ],
 )
 def test_heads_that_do_not_add_up_are_refused(spec, message):
@@ -427,7 +427,7 @@ def test_a_length_is_a_product_of_two_similar_factors(length, factors):
 def test_a_prime_length_is_refused_with_a_length_that_works(length):
     with pytest.raises(SynthesizerError, match=f"--synth-max-length {length}: .*product a\\*b") as caught:
         factorize(length)
-    suggestion = re.search(r"take (\d+),", str(caught.value))
+    suggestion = re.search(r"use (\d+),", str(caught.value))
     factorize(int(suggestion[1]))
 
 

@@ -567,7 +567,7 @@ def test_rows_of_l_with_the_beginning_of_sentence_are_refused_in_evaluation(corp
     assert line.startswith("--tokens-per-sample: ")
     assert f"the {LENGTH - 1} tokens" in line
     assert "--add-bos-token" in line
-    assert f"give at most {LENGTH - 1}" in line
+    assert f"use at most {LENGTH - 1}" in line
     assert "--required-seq-len-multiple" not in line
     flags = ["--tokens-per-sample", LENGTH - 1, "--add-bos-token"]
     assert measure_perplexity(corpus, language_model, *flags) < 4 * NUM_WORDS
