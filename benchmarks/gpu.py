@@ -34,7 +34,7 @@ MIXED = [name for name in VARIANTS if name not in SIMPLE and name != "vanilla"]
 RESULT = "OUT"  # stands in a command for the path of the result's file, which is filled in when the command is run
 # The sizes of the self-attention that `check_correctness` computes with --dry.
 DRY_WIDTH = 32
-DRY_HEADS = 2
+DRY_HEADS = 1
 LARGEST_ERROR = 0.05  # relative error of half precision at which `check_correctness` fails
 
 
@@ -274,7 +274,7 @@ def check_correctness(out: Path, dry: bool) -> None:
     variants = [name for name in VARIANTS if name != "vanilla"]
     if dry:
         variants = variants[:2]
-        shapes = [CheckShape(3, 7)]
+        shapes = [CheckShape(2, 5)]
     else:
         shapes = [CheckShape(64, 32), CheckShape(32, 128), CheckShape(4, 1024, causal=True)]
     findings = {}  # for example {"random 64x32": what `check_variant` returns}

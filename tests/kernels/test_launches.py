@@ -621,7 +621,7 @@ def test_each_part_of_the_gpu_benchmark_leaves_a_result_which_a_second_call_keep
     assert "has a result in" in second.stdout
     figures_by_call = json.loads((tmp_path / "correct.json").read_text())
     launches_by_call = {name: figures["kernels"] for name, figures in figures_by_call.items()}
-    assert launches_by_call == {"random 3x7": 3, "fixed_random 3x7": 2}
+    assert launches_by_call == {"random 2x5": 3, "fixed_random 2x5": 2}
 
 
 @interpreted
