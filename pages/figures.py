@@ -24,7 +24,7 @@ a line for HTML and does not render it. Examples, with the results of version 1.
     behind ptb_cpu ptb ppl                                               `fixed_random`, `random` and …
     undecided agnews_cpu agnews accuracy                                 `linformer`, `random` and …
     lead-after 28000 bleu relative_random_vanilla                        1.6
-    pairs-after 28000 relative_random_vanilla                            1
+    pairs-after 28000 relative_random_vanilla                            one seed
     conversion-cost encoder-random 0 bleu                                1.6 ± 1.2
     conversion-cost encoder-random 2000 bleu                             0.3 ± 0.6
     bugs                                                                 37
@@ -327,9 +327,12 @@ def lead_after(updates: str, metric: str, model: str) -> str:
 
 
 def pairs_after(updates: str, model: str) -> str:
-    """Returns over how many seeds `lead_after` takes the mean. In a page: ``pairs-after UPDATES MODEL``."""
-    leads_of_seeds = load_continued_leads(int(updates), "bleu", model)
-    return str(len(leads_of_seeds))
+    """Returns over how many seeds `lead_after` takes the mean, such as "one seed" or "3 seeds".
+
+    In a page: ``pairs-after UPDATES MODEL``.
+    """
+    number_of_seeds = len(load_continued_leads(int(updates), "bleu", model))
+    return "one seed" if number_of_seeds == 1 else f"{number_of_seeds} seeds"
 
 
 # ---- conversions, and the code
