@@ -119,7 +119,8 @@ SPEED_PANELS = (
 # The style of the dots of a panel's first and second metric.
 FILLED_DOT = {"color": "C0", "markerfacecolor": "C0"}
 HOLLOW_DOT = {"color": "C1", "markerfacecolor": "white"}
-DISTANCE_OF_DOTS = 0.36  # of the two dots of a model, where the lines of two models have the distance 1
+# How far apart the two dots of a model are. The lines of two models have the distance 1.
+DISTANCE_OF_DOTS = 0.36
 # The axis of the panels of speed-ups, which has room for all of them, and the color of their dots.
 SPEED_LIMITS = (0.52, 1.6)
 SPEED_TICKS = (0.6, 0.8, 1, 1.3)
@@ -362,7 +363,7 @@ def draw_bars(panel: BarPanel, speed_ups: Mapping[str, SpeedUp], models: Sequenc
 def write_at_right_edge(axes: RecordedAxes, line_number: int, text: str) -> None:
     """Writes a text on the line of a model, so that it ends at 98 % of the panel's width."""
     x_and_y = (0.98, line_number)
-    units = ("axes fraction", "data")  # of x and of y
+    units = ("axes fraction", "data")  # the unit of x, and that of y
     axes.annotate(text, x_and_y, fontsize=7.5, xycoords=units, ha="right", va="center")
 
 

@@ -70,7 +70,7 @@ class Margins(NamedTuple):
 class Picture(NamedTuple):
     """What a picture file shows: panels in rows and columns, and what is written around them."""
 
-    name: str  # of the file
+    name: str  # the name of the file
     panels: Sequence[Panel | None]  # row by row; None is an empty place
     size: tuple[float, float] = (6, 4)  # width and height in inches, of everything but the title
     columns: int = 1  # how many panels a row has
@@ -79,8 +79,8 @@ class Picture(NamedTuple):
     below: str = ""  # a text below all panels
     margins: Margins | None = None  # None: matplotlib makes room for all labels, slowly where there are many panels
     title: str = ""
-    row_heights: Sequence[float] = ()  # of the panels, relative to each other; none: all alike
-    legend_columns: int = 0  # of a legend of all panels above them; 0: none
+    row_heights: Sequence[float] = ()  # how high the rows of panels are, relative to each other; (): all alike
+    legend_columns: int = 0  # how many columns the legend above all panels has; 0: there is no legend
 
     def digest(self) -> str:
         """Returns a checksum of what is drawn, and of the version of the code that draws it."""

@@ -16,8 +16,8 @@ ATTENTION_ARGUMENTS = ("query", "key", "value", "key_padding_mask")
 
 # {attribute of a module of fairseq: the value with which the module does not take its fast path}
 VALUES_WITHOUT_FAST_PATH = {
-    "skip_embed_dim_check": True,  # of an attention
-    "can_use_fastpath": False,  # of an encoder layer, in fairseq 0.12.2
+    "skip_embed_dim_check": True,  # an attribute of an attention
+    "can_use_fastpath": False,  # an attribute of an encoder layer in fairseq 0.12.2
 }
 
 

@@ -112,10 +112,10 @@ def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> No
     """
     # Language models and classifiers have a single embedding, so the largest size is that of their dictionary.
     largest_size = max(sizes.values())
-    write_dictionary(folder / "dict.txt", largest_size)  # of a language model
-    write_dictionary(folder / "input0" / "dict.txt", largest_size)  # of a classifier
+    write_dictionary(folder / "dict.txt", largest_size)  # a language model reads this file
+    write_dictionary(folder / "input0" / "dict.txt", largest_size)  # and a classifier this one
     num_classes = getattr(task_cfg, "num_classes", 0)
-    write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)  # of a classifier's classes
+    write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)  # the classes of a classifier
     source_language = getattr(task_cfg, "source_lang", None)
     if source_language:
         write_dictionary(folder / f"dict.{source_language}.txt", sizes.get("encoder.embed_tokens", largest_size))

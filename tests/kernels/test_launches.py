@@ -112,7 +112,7 @@ def test_a_long_sentence_has_launches_for_the_gradients_that_are_needed(needed, 
 class KernelCall(NamedTuple):
     """How a kernel is compiled or called."""
 
-    types: list  # of the arguments
+    types: list  # the types of the arguments
     grid: tuple[int, ...]
     options: dict[str, int]
 

@@ -239,8 +239,8 @@ def attend_without_dropping(
     """
     summands = sort_terms(logits, value)
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
-    # A kernel is compiled with dropout if `has_dropout` is true, which stays as it is. The probability `dropout` is one
-    # of the kernel's arguments.
+    # `has_dropout` decides whether a kernel is compiled with dropout, and stays as it is. The probability `dropout` is
+    # only passed to the kernel as an argument.
     plan = find_plan(call.layout._replace(dropout=0.0))
     if not is_interpreted():
         compile_kernels(plan, call)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 MAX_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
 MAX_WARPS = 8
-MAX_PLANS = 4096  # that are kept
-PROGRAMS = 264  # that a backward pass aims at: two for each of an H100's 132 multiprocessors
-# The last launch of a backward pass adds up the sums of groups of sentences. One of its programs writes so many numbers
-# of a gradient; or so many values by distance, each of which takes more work, because it is the sum of a diagonal.
+MAX_PLANS = 4096  # so many plans are kept
+PROGRAMS = 264  # a backward pass aims at this number of programs: two for each of an H100's 132 multiprocessors
+# The last launch of a backward pass adds up the sums of groups of sentences. Each of its programs writes this many
+# numbers of a gradient.
 ADDITION_BLOCK = 256
+# If R is given by its values by distance, a program writes fewer numbers, because each one is the sum of a diagonal.
 DISTANCES_BLOCK = 16
 GROUPS_AT_ONCE = 4  # how many groups a program of the last launch reads at once
 NAMES = ("packed", "x", "w", "pair", "c", "r", "weights")  # the tensors of a call, as `tensors` describes them
@@ -263,8 +264,10 @@ class PartialSums(NamedTuple):
     """
 
     row_parts: int  # parts of the gradient of the outer product's weight in each head
-    columns: Groups  # of the kernel that sums the gradients of w, of c, and of the weights of q, x and c
-    matrix: Groups  # of the kernel that sums the gradients of r and of its weight
+    # How the kernel divides the batch that sums the gradients of w, of c, and of the weights of q, x and c.
+    columns: Groups
+    # How the kernel divides the batch that sums the gradients of r and of its weight.
+    matrix: Groups
 
 
 def gradient_of(name: str) -> str:

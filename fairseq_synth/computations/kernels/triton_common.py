@@ -108,12 +108,12 @@ class Constants(NamedTuple):
     X: Any  # features of X and W
     X_BLOCK: Any
     FACTOR: Any  # a power of two that holds the columns of A and of B
-    ROWS: Any  # of a tile
+    ROWS: Any  # how many rows a tile has
     COLUMNS: Any
     UNIT: Any  # all strides are multiples of it, so that several numbers are read at once
     CAUSAL: Any
     DIAGONALS: Any  # R is its values by distance, 2 m + 1 for each head
-    PRECISION: Any  # of products in fp32
+    PRECISION: Any  # how products in fp32 are rounded: "ieee" or "tf32"
     A_Q: Any  # the row of weights that multiplies Q K^T; -1 for a weight of 1
     A_X: Any
     A_OUTER: Any

@@ -64,7 +64,7 @@ def load_language_model_with_target_words(
     if dictionary is None or not is_called_by_fairseq_command():  # not the language model of a translation
         return original(filenames, arg_overrides, task, *args, **kwargs)
     # For --lm-path, fairseq-generate passes one file, and nothing in `args` and `kwargs`.
-    path = filenames[0]
+    (path,) = filenames
     return load_language_model(original, path, dictionary=dictionary, overrides=arg_overrides or {})
 
 
@@ -128,7 +128,7 @@ def load_prepared_language_model(path: str, dictionary: Dictionary, translation_
     """
     load_model_ensemble = find_original_load_model_ensemble()
     language_models, _config = load_language_model(load_model_ensemble, path, dictionary=dictionary, overrides={})
-    language_model = language_models[0]  # the only one, because one checkpoint was loaded
+    (language_model,) = language_models
     weight = next(translation_model.parameters())
     language_model.to(device=weight.device, dtype=weight.dtype)
     # This method reads only two parts of fairseq's config: the flags of the search and those of the task.

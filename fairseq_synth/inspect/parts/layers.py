@@ -88,7 +88,7 @@ def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) 
     """
     results: Results = {}
     for branches_name, branches in progress(BRANCHES.items(), title):
-        measured: list[LayerDistances] = []  # of all sentences and layers
+        measured: list[LayerDistances] = []  # the distances of all sentences and layers
         for batch in batches:
             measured += measure_batch(model, batch, pad, branches)
         for stack in ("encoder", "decoder"):

@@ -95,7 +95,7 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
     names_of_group = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
     titles = group_titles(names_of_group)  # {kind of attention: its title}, in the order of the columns
     rows: list[Row] = []
-    labels = []  # of the vertical axes, one for each row
+    labels = []  # the labels of the vertical axes, one for each row
     for model in models:
         row: Row = []
         for group in titles:
@@ -137,7 +137,7 @@ def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:
 RANK_PANEL_HEIGHT = 1.75  # inches
 RANK_MARGINS = Margins(left=0.8, right=0.1, top=0.6, bottom=0.5, between_columns=0.15, between_rows=0.3)
 RANK_LINE_STYLES = {"initial": "--", "trained": "-"}  # {state of a model: the style of its line}, in drawing order
-MARKERS = ("o", "s", "^", "D", "v", "x")  # of the models
+MARKERS = ("o", "s", "^", "D", "v", "x")  # the models take these in turn
 
 
 def rank(models: Sequence[Model]) -> Picture:
@@ -328,7 +328,8 @@ def replaced_head_points(model: Model) -> list[Call]:
 # ---- lengths
 
 LENGTHS_HEIGHT = 2.8  # inches
-GROUP_WIDTH = 0.8  # of the bars of a range, relative to the distance between the middles of two ranges
+# The width of all bars of a range together, relative to the distance between the middles of two ranges.
+GROUP_WIDTH = 0.8
 
 
 def lengths(models: Sequence[Model]) -> Picture:
@@ -357,7 +358,7 @@ def draw_bars(models: Sequence[Model], values_of_models: Sequence[Sequence[Any]]
     ranges = models[0].results["lengths"]["ranges"]
     calls = [tick_names("x", range_names(ranges))]  # the middles of the groups are at the places 0, 1, 2, …
     bar_width = GROUP_WIDTH / len(models)
-    middle_model = (len(models) - 1) / 2  # of two models, 0 and 1, it is 0.5
+    middle_model = (len(models) - 1) / 2  # for example, 0.5 is in the middle of two models with the numbers 0 and 1
     for number, (model, values) in enumerate(zip(models, values_of_models)):
         distance_from_middle = (number - middle_model) * bar_width
         places = [middle_of_group + distance_from_middle for middle_of_group in range(len(ranges))]

@@ -94,7 +94,7 @@ def pad_rows(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
 # ---- one model
 
 # All sizes of this picture are in inches.
-LAYER_HEIGHT = 0.22  # of a row of cells
+LAYER_HEIGHT = 0.22  # the height of a row of cells
 ONE_MODEL_MARGINS = Margins(left=1.15, right=0.1, top=0.3, bottom=0.5, between_columns=0.6, between_rows=0.5)
 LABEL_LETTERS = 18  # the most letters in a line of the label of a row
 
@@ -205,7 +205,7 @@ def write_numbers(matrix: Sequence[Sequence[float]], value_range: ValueRange) ->
 # ---- several models
 
 # All sizes of this picture are in inches.
-ATTENTION_HEIGHT = 0.13  # of a row of cells
+ATTENTION_HEIGHT = 0.13  # the height of a row of cells
 SMALLEST_PANEL_HEIGHT = 0.6
 SEVERAL_MODELS_MARGINS = Margins(left=1.2, right=0.1, top=0.75, bottom=0.5, between_columns=0.1, between_rows=0.25)
 TITLE_LETTERS = 14  # the most letters in a line of the title of a column

@@ -37,7 +37,7 @@ PATTERN_MARGINS = Margins(
     between_rows=0.05,
 )
 LARGEST_PATTERN = 0.9  # width and height of the square panel of a head
-SMALLEST_PATTERNS_WIDTH = 6.2  # of a picture, which the text below needs
+SMALLEST_PATTERNS_WIDTH = 6.2  # a picture has at least this width, because of the text below it
 
 
 def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
@@ -138,7 +138,7 @@ def join_below_each_other(rows_of_models: Sequence[Sequence[Row]]) -> list[Row]:
 
 # All sizes of these pictures are in inches.
 TOKEN_SIZE = 0.085  # height of a row, or width of a column, of attention weights that has a token beside it
-LETTER_WIDTH = 0.06  # of a letter of these tokens
+LETTER_WIDTH = 0.06  # the width of a letter of these tokens
 SMALLEST_PANEL = 1.0  # width and height
 TITLE_ROOM = 0.3  # above a panel, for its title
 TITLE_AND_MODEL_ROOM = 0.5  # above a panel, for its title and for the name of its model above the title
