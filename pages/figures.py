@@ -55,6 +55,7 @@ from .repairs import load_repairs
 from .speed_tables import find_benchmark
 from .table_pictures import list_stages, load_continued_trainings
 
+BEGINNING_OF_COMMENT = "<!-- figure: "
 # A comment, the text of the figure and the comment that ends it, all on one line. `words` are the words of the comment.
 FIGURE = re.compile(r"(?P<start><!-- figure: (?P<words>[^\n]*?) -->)(?P<text>[^\n]*?)(?P<end><!-- end -->)")
 # A comment that is the first on its line, or in its item of a list.
@@ -95,23 +96,32 @@ def fill_in(page: str, text: str) -> str:
     Raises:
         UserError: a comment names no figure, is not closed on its line, or stands where Markdown takes it for HTML.
     """
+    check_comments(page, text)
+
+    def render_match(match: "re.Match[str]") -> str:
+        """Returns the two comments around a figure, as `FIGURE` matches them, with the current value between them."""
+        return match["start"] + compute_figure(page, match["words"]) + match["end"]
+
+    return FIGURE.sub(render_match, text)
+
+
+def check_comments(page: str, text: str) -> None:
+    """Raises UserError if a comment on a page is misplaced or not closed, so that `fill_in` could not fill it in.
+
+    Args:
+        page: the name of the page.
+        text: the Markdown of the page.
+    """
     misplaced = FIGURE_AT_THE_START.search(text)
     if misplaced:
         raise UserError(
-            f"{page}: '<!-- figure: {misplaced['words']} -->' begins a line or an item of a list, "
+            f"{page}: '{BEGINNING_OF_COMMENT}{misplaced['words']} -->' begins a line or an item of a list, "
             "which Markdown would show as it is written; begin it with a word"
         )
-
-    def render_match(match: "re.Match[str]") -> str:
-        """Returns the two comments around a figure with the current value between them."""
-        return match["start"] + compute_figure(page, match["words"]) + match["end"]
-
-    filled_text, number_of_filled_figures = FIGURE.subn(render_match, text)
-    # FIGURE matches only comments that are closed on the same line. So another comment is not counted as filled in.
-    number_of_comments = text.count("<!-- figure: ")
-    if number_of_filled_figures != number_of_comments:
-        raise UserError(f"{page}: not every '<!-- figure: NAME -->' has its '<!-- end -->' on the same line")
-    return filled_text
+    number_of_comments = text.count(BEGINNING_OF_COMMENT)
+    number_of_closed_comments = len(FIGURE.findall(text))  # FIGURE matches only comments that are closed on their line
+    if number_of_closed_comments != number_of_comments:
+        raise UserError(f"{page}: not every '{BEGINNING_OF_COMMENT}NAME -->' has its '<!-- end -->' on the same line")
 
 
 def compute_figure(page: str, words: str) -> str:
@@ -120,7 +130,7 @@ def compute_figure(page: str, words: str) -> str:
     Raises UserError, which names the page and the comment, if the words are wrong or the results have no such figure.
     """
     name, *arguments = words.split()
-    place_of_error = f"{page}: '<!-- figure: {words} -->'"
+    place_of_error = f"{page}: '{BEGINNING_OF_COMMENT}{words} -->'"
     if name not in FIGURES:
         names = ", ".join(FIGURES)
         raise UserError(f"{place_of_error}: choose from {names}")
@@ -129,9 +139,9 @@ def compute_figure(page: str, words: str) -> str:
         return function(*arguments)
     except UserError as error:
         raise UserError(f"{place_of_error}: {error}") from None
-    # A LookupError or a ValueError means that the results have no such table, model or number of updates. A TypeError
-    # means that the number of words is wrong: the function takes fewer or more arguments.
     except (LookupError, TypeError, ValueError) as error:
+        # A LookupError or a ValueError means that the results have no such table, model or number of updates. A
+        # TypeError means that the number of words is wrong: the function takes fewer or more arguments.
         raise UserError(f"{place_of_error}: not in the results ({error}); see FIGURES in pages/figures.py") from None
 
 
@@ -145,7 +155,8 @@ def speed_up(benchmark: str, model: str, *more_models: str) -> str:
 
     Args:
         benchmark: a key of `BENCHMARKS`. If it stands for several benchmarks, the range is over all of them, too.
-        model: a model that the benchmark has timed, or a key of `GROUPS`.
+        model: a model, or a key of `GROUPS`. The benchmark must have timed the model. Of a group, only the models that
+            it has timed count.
         more_models: further models and groups.
     """
     ratios: list[float] = []
@@ -294,27 +305,39 @@ def enumerate_models(models: Sequence[str]) -> str:
 
 
 def load_continued_leads(updates: int, metric: str, model: str) -> list[float]:
-    """Returns for each seed by how much a model is better than the Transformer of this seed after some updates.
-
-    The trainings of 7000 updates were continued to 14000 and then to 28000, but not with all seeds. Seeds that were not
-    trained for 28000 updates are left out, so that the leads after different numbers of updates can be compared.
+    """Returns the leads of a model over the Transformer after some updates, one for each seed.
 
     Args:
         updates: 7000, 14000 or 28000.
         metric: the metric.
         model: the model.
     """
-    table = TABLES["multi30k_28k"]
-    stages = list_stages(table, get_column(table, "en-fr"))  # the trainings to 7000, to 14000 and to 28000 updates
-    updates_of_stages = [stage.updates for stage in stages]
-    stage_number = updates_of_stages.index(updates)
-    runs_by_model: RunsByModel = {}  # the runs of this stage
-    # `load_continued_trainings` returns only trainings that went through all stages, so it leaves out the other seeds.
-    for name, trainings in load_continued_trainings(stages).items():
-        runs_by_model[name] = [training.records[stage_number] for training in trainings]
+    table = TABLES["multi30k_28k"]  # the table of the last updates
+    runs_by_model = load_continued_runs(table, "en-fr", updates)
     pairs = pair_with_baseline(runs_by_model, table.baseline)[model]
-    sign = -1 if is_lower_better(table, metric) else 1
-    return [sign * pair.difference(metric) for pair in pairs]
+    differences = [pair.difference(metric) for pair in pairs]
+    if is_lower_better(table, metric):
+        return [-difference for difference in differences]
+    return differences
+
+
+def load_continued_runs(table: Table, dataset: str, updates: int) -> RunsByModel:
+    """Returns {model: the records of its runs after some updates} for trainings that were continued.
+
+    The trainings of 7000 updates, for example, were continued to 14000 and then to 28000, but not with all seeds. Seeds
+    that were not trained to the end are left out, so that the runs after different numbers of updates can be compared.
+
+    Args:
+        table: the table with the ends of the trainings.
+        dataset: the data set.
+        updates: the number of updates. Raises ValueError if the trainings were not evaluated after it.
+    """
+    stages = list_stages(table, get_column(table, dataset))  # for example to 7000, to 14000 and to 28000 updates
+    stage_number = [stage.updates for stage in stages].index(updates)
+    runs_by_model: RunsByModel = {}
+    for model, trainings in load_continued_trainings(stages).items():
+        runs_by_model[model] = [training.records[stage_number] for training in trainings]
+    return runs_by_model
 
 
 def lead_after(updates: str, metric: str, model: str) -> str:

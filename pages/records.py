@@ -155,23 +155,33 @@ class Difference(NamedTuple):
 def compute_differences(table: Table, runs_by_model: RunsByModel, metric: str) -> dict[str, Difference]:
     """Returns {model: its difference to the baseline in a metric}, for models that share a seed with the baseline.
 
-    The intervals hold simultaneously: with a probability of 95 %, all of them cover the true difference (Bonferroni).
-    They assume that the scores of all models have the same variance from run to run, so that even a model with a single
-    run has an interval.
+    The confidence interval of a model reaches from its mean difference minus the half width to its mean difference plus
+    the half width, where
+
+        half width = quantile of Student's t * standard error of the mean difference
+
+    With a probability of 95 %, all intervals together cover the true differences. The scores of all models are taken to
+    vary equally from run to run. So the runs of all models are used to estimate this variance, and even a model with a
+    single run has an interval.
     """
-    measured_runs: RunsByModel = {}
-    for model, runs in runs_by_model.items():
-        measured_runs[model] = [run for run in runs if run["figures"][metric] is not None]
+    measured_runs = select_measured_runs(runs_by_model, metric)
     pairs_by_model = pair_with_baseline(measured_runs, table.baseline)
     variance_of_a_run = estimate_variance(pairs_by_model, table.baseline, metric)
     quantile = simultaneous_quantile(len(pairs_by_model), variance_of_a_run.degrees_of_freedom)
     differences = {}
     for model, pairs in pairs_by_model.items():
         mean = statistics.mean(pair.difference(metric) for pair in pairs)
-        variance_of_mean = variance_of_a_run.value * variance_factor(pairs)
-        standard_error = math.sqrt(variance_of_mean)
+        standard_error = math.sqrt(variance_of_a_run.value * variance_factor(pairs))
         differences[model] = Difference(mean, half_width=quantile * standard_error)
     return differences
+
+
+def select_measured_runs(runs_by_model: RunsByModel, metric: str) -> RunsByModel:
+    """Returns {model: those of its runs that have a value of a metric}."""
+    measured_runs: RunsByModel = {}
+    for model, runs in runs_by_model.items():
+        measured_runs[model] = [run for run in runs if run["figures"][metric] is not None]
+    return measured_runs
 
 
 def variance_factor(pairs: Sequence[Pair]) -> float:
@@ -193,15 +203,15 @@ def variance_factor(pairs: Sequence[Pair]) -> float:
 
 
 def simultaneous_quantile(number_of_intervals: int, degrees_of_freedom: int) -> float:
-    """Returns the quantile of Student's t for two-sided intervals that hold together; 0 without degrees of freedom.
+    """Returns the quantile of Student's t for two-sided intervals that hold together.
 
-    An interval reaches from mean - quantile * standard error to mean + quantile * standard error.
+    Without degrees of freedom there are no intervals, and the quantile is 0.
     """
-    if not degrees_of_freedom:
+    if degrees_of_freedom == 0:
         return 0.0
     from scipy.stats import t
 
-    error_rate_per_interval = ERROR_RATE / number_of_intervals
+    error_rate_per_interval = ERROR_RATE / number_of_intervals  # Bonferroni correction
     return float(t.ppf(1 - error_rate_per_interval / 2, degrees_of_freedom))
 
 
@@ -220,25 +230,31 @@ class Variance(NamedTuple):
     degrees_of_freedom: int  # 0: there are too few runs for an estimate
 
 
+NO_ESTIMATE = Variance(0.0, degrees_of_freedom=0)
+
+
 def estimate_variance(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: str, metric: str) -> Variance:
     """Estimates how much a metric varies by chance from run to run, from the runs of all models together.
 
-    A group is a run of the baseline with the runs that are compared with it. The value of a run is modelled as an
-    effect of its model, plus an effect of its group, plus chance. A least-squares fit finds the effects, and what it
-    cannot explain, the residuals, is taken for chance. Returns the variance of chance.
+    A group is a run of the baseline with the runs that are compared with it. The linear model is
 
-    It cannot be computed from the differences to the baseline. All differences of a group contain the same run of the
-    baseline, so they are not independent.
+        value of a run = effect of its model + effect of its group + residual
+
+    A least-squares fit finds the effects. The variance of the residuals is the estimate. (The variance of the
+    differences to the baseline would not be one. All differences of a group contain the same run of the baseline, so
+    they are not independent.)
+
+    Returns `NO_ESTIMATE` if there are too few runs.
     """
     observations = list_observations(pairs_by_model, baseline, metric)
     if not observations:
-        return Variance(0.0, degrees_of_freedom=0)
+        return NO_ESTIMATE
     design = build_design_matrix(observations)
     values = numpy.array([observation.value for observation in observations])
     effects, _, rank, _ = numpy.linalg.lstsq(design, values, rcond=None)
     degrees_of_freedom = len(observations) - int(rank)  # rank: how many effects are independent of the others
     if degrees_of_freedom == 0:
-        return Variance(0.0, degrees_of_freedom=0)
+        return NO_ESTIMATE
     residuals = values - design @ effects
     sum_of_squares = float(residuals @ residuals)
     return Variance(sum_of_squares / degrees_of_freedom, degrees_of_freedom)
@@ -248,7 +264,13 @@ def build_design_matrix(observations: Sequence[Observation]) -> "numpy.ndarray[A
     """Returns the matrix of the linear model that explains each observation by its model and its group.
 
     It has a row for each observation and a column for each model and each group. An entry is 1 if the observation
-    belongs to the column's model or group, and otherwise 0.
+    belongs to the column's model or group, and otherwise 0. For example, two models and two groups can have the rows
+
+        transformer  random  group 1  group 2
+             1         0        1        0
+             1         0        0        1
+             0         1        1        0
+             0         1        0        1
     """
     models = list(dict.fromkeys(observation.model for observation in observations))
     groups = list(dict.fromkeys(observation.group for observation in observations))

@@ -231,7 +231,7 @@ def draw_losses(name: str, table: Table, column: Column) -> Picture:
     for model, pairs in pair_with_baseline(runs_by_model, table.baseline).items():
         differences_of_seeds = [subtract_baseline(pair) for pair in pairs]
         curve = summarize_seeds(model, differences_of_seeds)
-        if curve.updates:  # empty if there is no number of updates after which all of these runs were validated
+        if curve.updates:  # otherwise the curve has no point, because the runs were validated at different times
             curves.append(curve)
     if not curves:
         raise CannotDrawError(f"no run of results/{table.name} shares a seed and a validation with the baseline's")
@@ -289,51 +289,60 @@ def draw_losses_in_one_panel(name: str, table: Table, column: Column, curves: Se
     return Picture(name, [axes.panel()], size=(WIDTH, 3.6), below=describe_losses(curves))
 
 
-def draw_small_panel(curve: Curve, last_update: int) -> RecordedAxes:
-    """Draws a curve with a line at 0 and the name of its model above it. The caller adds limits and labels.
-
-    `last_update`: the number of updates at the right end of all panels.
-    """
-    axes = RecordedAxes()
-    axes.axhline(0, color="black", linewidth=1)
-    draw_curve(axes, curve, BLUE)
-    axes.set_title(break_name(curve.model), fontsize=SMALL_FONT)
-    axes.set_xticks([0, last_update / 2, last_update])
-    return axes
-
-
 def draw_losses_in_small_panels(name: str, table: Table, column: Column, curves: Sequence[Curve]) -> Picture:
     """Returns a picture with a small panel for each curve, all with the same limits of the axes."""
     number_of_columns = choose_number_of_columns(len(curves))
     number_of_rows = math.ceil(len(curves) / number_of_columns)
     last_update = max(curve.updates[-1] for curve in curves)
-    panels = []
-    for number, curve in enumerate(curves):
-        axes = draw_small_panel(curve, last_update)
-        axes.set(ylim=get_difference_limits(curves))
-        is_first_in_row = number % number_of_columns == 0
-        if is_first_in_row:
-            axes.set(ylabel="difference")
-        is_last_in_column = number + number_of_columns >= len(curves)
-        if is_last_in_column:
-            # Panels with a shared x axis have numbers at the ticks of the last row only. Where the last row has an
-            # empty place, the panel above it needs them, too.
-            axes.tick_params(axis="x", labelbottom=True)
-            axes.set(xlabel="updates")
-        panels.append(axes.panel())
+    limits = get_difference_limits(curves)
+    axes_of_curves = [draw_small_panel(curve, last_update, limits) for curve in curves]
+    label_outer_axes(axes_of_curves, number_of_columns)
     height_of_title_and_caption = 0.9  # inches
     height_of_panel = 1.4  # inches
-    height = height_of_title_and_caption + height_of_panel * number_of_rows
     return Picture(
         name,
-        panels,
-        size=(WIDTH, height),
+        [axes.panel() for axes in axes_of_curves],
+        size=(WIDTH, height_of_title_and_caption + height_of_panel * number_of_rows),
         columns=number_of_columns,
         share_x=True,
         share_y=True,
         title=f"{picture_title(table, column)}. Validation loss minus {describe_baseline(table)}'s, bits per token",
         below=describe_losses(curves),
     )
+
+
+def draw_small_panel(curve: Curve, last_update: int, limits: tuple[float, float]) -> RecordedAxes:
+    """Draws a curve with a line at 0 and the name of its model above it.
+
+    Args:
+        curve: the curve.
+        last_update: the number of updates at the right end of the x axis.
+        limits: the ends of the y axis.
+    """
+    axes = RecordedAxes()
+    axes.axhline(0, color="black", linewidth=1)
+    draw_curve(axes, curve, BLUE)
+    axes.set_title(break_name(curve.model), fontsize=SMALL_FONT)
+    axes.set_xticks([0, last_update / 2, last_update])
+    axes.set(ylim=limits)
+    return axes
+
+
+def label_outer_axes(axes_of_panels: Sequence[RecordedAxes], number_of_columns: int) -> None:
+    """Labels the y axis of the first panel in each row, and the x axis of the last panel in each column.
+
+    Args:
+        axes_of_panels: the axes, row by row. The last row may have fewer panels than the others.
+        number_of_columns: how many panels a row has.
+    """
+    first_in_rows = axes_of_panels[::number_of_columns]
+    for axes in first_in_rows:
+        axes.set(ylabel="difference")
+    # Each column has one of these panels. If the last row is not full, some of them are in the row above it.
+    last_in_columns = axes_of_panels[-number_of_columns:]
+    for axes in last_in_columns:
+        axes.tick_params(axis="x", labelbottom=True)  # matplotlib would write these numbers in the last row only
+        axes.set(xlabel="updates")
 
 
 def choose_number_of_columns(number_of_panels: int) -> int:
@@ -404,38 +413,46 @@ def list_stages(table: Table, column: Column) -> list[Stage]:
 
 
 def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[ContinuedTraining]]:
-    """Returns {model: its trainings that went through all stages}, one training for each seed.
+    """Returns {model: its trainings that went through all stages}, without models that have no such training.
 
-    A stage is a part of a training, for example up to 7,000 updates. The runs of a stage, one for each model and seed,
-    are in a column of a table. A run of the next stage has continued the run of the same model with the same seed.
+    A stage is a part of a training, for example up to 7,000 updates. Its runs, one for each model and seed, are in a
+    column of a table.
     """
-    earlier_stages = stages[:-1]
-    last_stage = stages[-1]
-    earlier_columns: list[RunsByModel] = []  # {model: its runs with all seeds} for each earlier stage
-    for stage in earlier_stages:
-        earlier_columns.append(load_column(stage.table, stage.column))
+    columns = [load_column(stage.table, stage.column) for stage in stages]  # for each stage {model: its runs}
+    models_of_last_stage = list(columns[-1])
     trainings_by_model = {}
-    for model, last_runs in load_column(last_stage.table, last_stage.column).items():
-        earlier_runs_by_stage = [runs_by_model.get(model, []) for runs_by_model in earlier_columns]
-        trainings = []
-        for last_run in last_runs:  # one for each seed
-            training = find_training(last_run, earlier_runs_by_stage)
-            if training is not None:
-                trainings.append(training)
+    for model in models_of_last_stage:
+        runs_by_stage = [runs_by_model.get(model, []) for runs_by_model in columns]
+        trainings = find_trainings(runs_by_stage)
         if trainings:
             trainings_by_model[model] = trainings
     return trainings_by_model
 
 
-def find_training(last_run: Record, earlier_runs_by_stage: Sequence[Sequence[Record]]) -> ContinuedTraining | None:
+def find_trainings(runs_by_stage: Sequence[Sequence[Record]]) -> list[ContinuedTraining]:
+    """Returns the trainings of a model that went through all stages, at most one for each seed.
+
+    `runs_by_stage`: for each stage, the model's runs, with different seeds.
+    """
+    trainings = []
+    for last_run in runs_by_stage[-1]:
+        training = find_training(last_run, earlier_stages=runs_by_stage[:-1])
+        if training is not None:
+            trainings.append(training)
+    return trainings
+
+
+def find_training(last_run: Record, earlier_stages: Sequence[Sequence[Record]]) -> ContinuedTraining | None:
     """Returns the training whose last stage is a given run, or None if the run of an earlier stage is missing.
+
+    A stage has continued the run of the stage before it that has the same seed.
 
     Args:
         last_run: the run of the last stage.
-        earlier_runs_by_stage: for each earlier stage, the runs of the same model, with any seed.
+        earlier_stages: for each earlier stage, the runs of the same model, with different seeds.
     """
     records = []
-    for runs in earlier_runs_by_stage:
+    for runs in earlier_stages:
         run = find_run_with_same_seed(last_run, runs)
         if run is None:
             return None

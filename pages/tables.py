@@ -54,8 +54,8 @@ TRANSLATION_METRICS = ("bleu", "chrf", "valid_loss")
 def shown_metrics(table: Table, column: Column) -> dict[str, str]:
     """Returns {metric: its heading}, for the metrics that a column of a table shows.
 
-    These are the metrics that the column's record names as `figures`. If it names none, they are those that the record
-    of its corpus names as `scores`. Otherwise it is the one metric of the table's task.
+    These are the metrics that tables.yaml names for the column. If it names none, they are those that corpora.yaml
+    names for the corpus. If it names none either, it is the one metric of the table's task.
     """
     metrics = list(column.figures)
     if not metrics and column.name in CORPORA:
@@ -145,7 +145,7 @@ def results_table(name: str, dataset: str = "") -> str:
     if not models_shown:
         return note
     # Headings need not name the data set if it is the only one.
-    model_columns = list_columns(table, columns, runs, all_models, name_dataset=not dataset)
+    model_columns = list_columns(table, columns, runs, all_models, is_dataset_named=not dataset)
     paragraphs = [model_table(model_columns, models_shown)]
     dagger = explain_dagger(models_shown)
     if dagger:
@@ -163,32 +163,53 @@ def list_shown_metrics(table: Table) -> list[str]:
 
 
 def list_columns(
-    table: Table, columns: Sequence[Column], runs: Sequence[Record], models: Sequence[str], name_dataset: bool
+    table: Table, datasets: Sequence[Column], runs: Sequence[Record], models: Sequence[str], is_dataset_named: bool
 ) -> list[ModelColumn]:
-    """Returns the columns of a table of results, from left to right.
+    """Returns the columns of a table of results.
 
-    They are: the number of parameters (the paper's and ours); the paper's scores on data that we have not trained on;
-    for each of our data sets the paper's scores, our scores with their differences to the baseline, and our speed-ups;
-    and the paper's steps per second. A kind of columns without any figure is left out.
+    From left to right, these are
+
+    - the number of parameters: the paper's, and ours
+    - the paper's scores on data that we have not trained on
+    - the columns of each of our data sets
+    - the paper's steps per second
+
+    Columns without any figure are left out.
 
     Args:
         table: the table.
-        columns: its columns, one for each data set, that are shown.
-        runs: the records of their runs.
+        datasets: the data sets that are shown. Each is a column in tables.yaml.
+        runs: the records of the runs on these data sets.
         models: all models of the table. A model without a run is shown as "not run yet".
-        name_dataset: whether headings name the data set.
+        is_dataset_named: whether headings name the data set.
     """
     model_columns = paper_columns(table, "parameters")
     if runs:
         model_columns.append(parameters_column(runs, models))
     model_columns += paper_columns_of_other_data(table)
-    for column in columns:
-        runs_by_model = group_by_model(table, column, runs)
-        model_columns += paper_columns(table, column.name)
-        model_columns += our_columns(table, column, runs_by_model, name_dataset)
-        model_columns += speed_columns(table, column, models=list(runs_by_model))
+    for dataset in datasets:
+        runs_by_model = group_by_model(table, dataset, runs)
+        model_columns += columns_of_dataset(table, dataset, runs_by_model, is_dataset_named)
     model_columns += paper_speed_columns(table)
     return model_columns
+
+
+def columns_of_dataset(
+    table: Table, dataset: Column, runs_by_model: RunsByModel, is_dataset_named: bool
+) -> list[ModelColumn]:
+    """Returns the columns for a data set: the paper's scores, our scores and differences, and our speed-ups.
+
+    Args:
+        table: the table.
+        dataset: its column in tables.yaml.
+        runs_by_model: {model: the records of its runs}.
+        is_dataset_named: whether headings name the data set.
+    """
+    return [
+        *paper_columns(table, dataset.name),
+        *our_columns(table, dataset, runs_by_model, is_dataset_named),
+        *speed_columns(table, dataset, models=list(runs_by_model)),
+    ]
 
 
 def parameters_column(runs: Sequence[Record], models: Iterable[str]) -> ModelColumn:
@@ -199,7 +220,7 @@ def parameters_column(runs: Sequence[Record], models: Iterable[str]) -> ModelCol
     return ModelColumn("parameters", {model: parameters.get(model, NOT_RUN) for model in models})
 
 
-def our_columns(table: Table, column: Column, runs_by_model: RunsByModel, name_dataset: bool) -> list[ModelColumn]:
+def our_columns(table: Table, column: Column, runs_by_model: RunsByModel, is_dataset_named: bool) -> list[ModelColumn]:
     """Returns our scores on a data set, and their differences to the baseline. Without any run there is no column.
 
     Translations have a pair of columns for each metric. Other tasks have one pair for all metrics.
@@ -208,12 +229,12 @@ def our_columns(table: Table, column: Column, runs_by_model: RunsByModel, name_d
         table: the table.
         column: its column for the data set.
         runs_by_model: {model: the records of its runs}.
-        name_dataset: whether headings name the data set.
+        is_dataset_named: whether the headings of translations name the data set. Those of other tasks always do.
     """
     if not any(runs_by_model.values()):
         return []
     if table.task == "translation":
-        beginning_of_headings = f"{column.heading}, " if name_dataset else ""
+        beginning_of_headings = f"{column.heading}, " if is_dataset_named else ""
         return our_translation_columns(table, runs_by_model, beginning_of_headings)
     return our_score_and_difference_columns(table, column, runs_by_model)
 

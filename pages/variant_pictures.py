@@ -132,25 +132,17 @@ DifferencesByMetric = Mapping[str, Mapping[str, Difference]]  # {metric: {model:
 def draw_choice() -> list[Picture]:
     """Returns the picture that shows for each Synthesizer how good it is and how fast it trains.
 
-    Quality and speed are compared with the Transformer's. A Synthesizer that was not measured has no line. The list is
-    empty if no quality was measured.
+    Both are compared with the Transformer. The list is empty if no quality was measured.
     """
-    differences_by_panel = {panel: load_differences(panel) for panel in QUALITY_PANELS}
-    speed_ups_by_panel = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
-    models_with_quality = find_models_with_quality(differences_by_panel.values())
+    quality = {panel: load_differences(panel) for panel in QUALITY_PANELS}
+    speed = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
+    models_with_quality = find_models_with_quality(quality.values())
     if not models_with_quality:
         return []
-    models_with_speed = find_models_with_speed(speed_ups_by_panel.values())
-    models = []
-    for model in SYNTHESIZERS:
-        is_measured = model in models_with_quality or model in models_with_speed
-        if is_measured and model != "vanilla":  # "vanilla" is the Transformer's own attention
-            models.append(model)
-    panels = []
-    for quality_panel, differences in differences_by_panel.items():
-        panels.append(draw_quality(quality_panel, differences, models))
-    for speed_panel, speed_ups in speed_ups_by_panel.items():
-        panels.append(draw_speed(speed_panel, speed_ups, models))
+    models = list_synthesizers_among(models_with_quality | find_models_with_speed(speed.values()))
+    quality_panels = [draw_quality(panel, differences, models) for panel, differences in quality.items()]
+    speed_panels = [draw_speed(panel, speed_ups, models) for panel, speed_ups in speed.items()]
+    panels = quality_panels + speed_panels
     return [
         Picture(
             "which-one.png",
@@ -164,6 +156,14 @@ def draw_choice() -> list[Picture]:
             ),
         )
     ]
+
+
+def list_synthesizers_among(models: set[str]) -> list[str]:
+    """Returns those models that are Synthesizers, in the order of the architectures.
+
+    The model "vanilla" is left out, as it has the Transformer's own attention.
+    """
+    return [name for name in SYNTHESIZERS if name in models and name != "vanilla"]
 
 
 def find_models_with_quality(differences_of_panels: Iterable[DifferencesByMetric]) -> set[str]:
@@ -206,29 +206,37 @@ def draw_quality(panel: QualityPanel, differences: DifferencesByMetric, models: 
     Args:
         panel: says which metrics are drawn: one or two.
         differences: {metric: {model: its difference}}.
-        models: the models, whose lines are at 0, 1, 2, … of the y axis, from top to bottom.
+        models: the models, from top to bottom.
     """
     axes = RecordedAxes()
     axes.axvline(0, color="black", linewidth=1)
     axes.grid(axis="y", alpha=0.3)
     name_models(axes, models)
-    lines = [float(line_number) for line_number in range(len(models))]  # their places on the y axis
-    if len(panel.metrics) == 1:
-        draw_metric(axes, differences[panel.metrics[0]], models, lines, FILLED_DOT)
-    else:
-        # The dots of the first metric are a little above the lines, where the numbers of the y axis are smaller. The
-        # dots of the second metric are below the lines.
-        first_metric, second_metric = panel.metrics
-        above_lines = [line - DISTANCE_OF_DOTS / 2 for line in lines]
-        below_lines = [place + DISTANCE_OF_DOTS for place in above_lines]
-        draw_metric(axes, differences[first_metric], models, above_lines, FILLED_DOT)
-        draw_metric(axes, differences[second_metric], models, below_lines, HOLLOW_DOT)
-    is_lower_better = TASKS[TABLES[panel.table].task].best is min
-    if is_lower_better:
+    places_of_metrics = choose_places(len(models), number_of_metrics=len(panel.metrics))
+    dots_of_metrics = [FILLED_DOT, HOLLOW_DOT]  # a second metric has hollow dots
+    for metric, places, dot in zip(panel.metrics, places_of_metrics, dots_of_metrics):
+        draw_metric(axes, differences[metric], models, places, dot)
+    task = TASKS[TABLES[panel.table].task]
+    if task.best is min:  # then better, which is lower, is brought to the right
         axes.invert_xaxis()
     axes.set_title(panel.title, fontsize=SMALL_FONT)
     axes.set(ylim=get_limits_of_models(len(models)), xlabel="minus the\nTransformer")
     return axes.panel()
+
+
+def choose_places(number_of_models: int, number_of_metrics: int) -> list[list[float]]:
+    """Returns for each of one or two metrics at which places of the y axis the dots of the models are.
+
+    The models have lines at 0, 1, 2, … from top to bottom. The dots of a single metric are on these lines. The dots of
+    a first metric are a little above the lines, and those of a second metric are a little below them.
+    """
+    lines = [float(number) for number in range(number_of_models)]
+    if number_of_metrics == 1:
+        return [lines]
+    # A place above a line has a smaller number, as the numbers of the axis rise downwards.
+    first_metric = [line - DISTANCE_OF_DOTS / 2 for line in lines]
+    second_metric = [place + DISTANCE_OF_DOTS for place in first_metric]
+    return [first_metric, second_metric]
 
 
 def draw_metric(
