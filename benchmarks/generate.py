@@ -28,7 +28,7 @@ from common import (
 )
 from fairseq import checkpoint_utils, utils
 from fairseq.sequence_generator import SequenceGenerator
-from rounds import Function
+from rounds import Comparison, Function
 
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.inspect.arguments import list_changed_flags
@@ -93,16 +93,17 @@ class Checkpoint:
             path: the checkpoint.
             args: the command line's flags.
         """
-        models, config, self.task = checkpoint_utils.load_model_ensemble_and_task(
+        models, config, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": str(args.data)}
         )
+        self.task = task
         self.task.load_dataset("test")
         self.model = models[0].to(args.device, DTYPES[args.dtype]).eval()
         self.model.prepare_for_inference_(config)
         self.generator = self.task.build_generator([self.model], config.generation)
         self.generator.beam_size = args.beam
         test_set = self.task.dataset("test")
-        iterator = self.task.get_batch_iterator(test_set, max_tokens=4096)  # max_tokens: of a batch
+        iterator = self.task.get_batch_iterator(test_set, max_tokens=4096)  # the most tokens in a batch
         self.batches: list[Any] = list(iterator.next_epoch_itr(shuffle=False))
         if args.device == "cuda":
             self.batches = [utils.move_to_cuda(batch) for batch in self.batches]
@@ -130,7 +131,7 @@ def load_checkpoints(args: argparse.Namespace) -> dict[str, Checkpoint]:
 
 
 def compare_translations(
-    models: Mapping[str, RandomModel] | Mapping[str, Checkpoint], args: argparse.Namespace
+    models: Mapping[str, RandomModel | Checkpoint], args: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """Times the translations of several models in turns, and compares their tokens a second with the baseline's.
 
@@ -143,17 +144,31 @@ def compare_translations(
     """
     functions: dict[str, Function] = {name: model.translate for name, model in models.items()}
     comparisons = compare_with_stock(functions, args.device, args.rounds)
+    # Now that all models have translated, they know how many tokens they write.
+    baseline_tokens = models[STOCK].num_tokens
     rows = {}
     for name, comparison in comparisons.items():
-        # `comparison` has the baseline's seconds divided by this model's. To compare tokens a second, it is multiplied
-        # by this model's tokens divided by the baseline's. `translate`, which has run by now, has counted them.
-        ratio_of_tokens = models[name].num_tokens / models[STOCK].num_tokens
-        rows[name] = {
-            "ratio": comparison.ratio * ratio_of_tokens,
-            "lowest": comparison.lowest * ratio_of_tokens,
-            "highest": comparison.highest * ratio_of_tokens,
-        }
+        rows[name] = convert_to_token_rates(comparison, models[name].num_tokens, baseline_tokens)
     return rows
+
+
+def convert_to_token_rates(comparison: Comparison, tokens: int, baseline_tokens: int) -> dict[str, float]:
+    """Returns a model's tokens a second over the baseline's, for a comparison of the times of their translations.
+
+        (tokens / seconds) / (baseline's tokens / baseline's seconds)
+        = (baseline's seconds / seconds) * (tokens / baseline's tokens)
+
+    Args:
+        comparison: has the baseline's seconds / the model's seconds: their median, lowest and highest value.
+        tokens: how many tokens the model writes in this time.
+        baseline_tokens: how many tokens the baseline writes.
+    """
+    ratio_of_tokens = tokens / baseline_tokens
+    return {
+        "ratio": comparison.ratio * ratio_of_tokens,
+        "lowest": comparison.lowest * ratio_of_tokens,
+        "highest": comparison.highest * ratio_of_tokens,
+    }
 
 
 def parse_flags() -> argparse.Namespace:
@@ -170,7 +185,9 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="their data-bin folder")
     args = parser.parse_args()
     set_up_device(args)
-    if bool(args.checkpoints) != bool(args.data):
+    has_checkpoints = args.checkpoints is not None
+    has_data = args.data is not None
+    if has_checkpoints != has_data:
         sys.exit("error: --checkpoints and --data go together")
     if args.checkpoints:
         flags_of_random_models = ("variants", "words", "tokens", "source_tokens", "sentences")

@@ -164,6 +164,16 @@ class PartFiles(NamedTuple):
     command: Path  # the command that the result is of
     log: Path  # the output of the command
 
+    @classmethod
+    def in_folder(cls, folder: Path, part: str) -> "PartFiles":
+        """Returns the files of a part in a folder."""
+        return cls(
+            result=folder / f"{part}.json",
+            unfinished=folder / f"{part}.new",
+            command=folder / f"{part}.command",
+            log=folder / f"{part}.log",
+        )
+
 
 def run_part(part: str, args: argparse.Namespace) -> bool:
     """Runs a part, unless the folder of the results has a result of the same command already.
@@ -175,29 +185,25 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
     Returns:
         whether the part has a result now.
     """
-    files = PartFiles(
-        result=args.out / f"{part}.json",
-        unfinished=args.out / f"{part}.new",
-        command=args.out / f"{part}.command",
-        log=args.out / f"{part}.log",
-    )
-    name, _, suffix = part.partition("+")
-    command = list_commands(args)[name]
+    files = PartFiles.in_folder(args.out, part)
+    command = list_commands(args)[part.removesuffix("+kernels")]
     if has_result(files, command):
         print(f"{part}: has a result in {files.result}")
         return True
     prepare_files(files, command)
     arguments = [str(files.unfinished) if word == RESULT else word for word in command]
     print(f"{part}: {sys.executable} {' '.join(arguments)}", flush=True)
-    with_kernels = suffix == "kernels" or name == "correct"  # the part "correct" checks the kernels
-    problem = run_python(arguments, with_kernels=with_kernels, dry=args.dry, log=files.log)
+    problem = run_python(arguments, with_kernels=uses_kernels(part), dry=args.dry, log=files.log)
     if problem:
         print(f"{part}: {problem}; its output is in {files.log}")
         return False
-    if not files.unfinished.exists():  # pytest writes no file
-        write_summary(files, arguments)
-    files.unfinished.rename(files.result)
+    finish_result(files, arguments)
     return True
+
+
+def uses_kernels(part: str) -> bool:
+    """Returns whether a part is run with the Triton kernels. The part ``correct`` always is, as it checks them."""
+    return part.endswith("+kernels") or part == "correct"
 
 
 def prepare_files(files: PartFiles, command: list[str]) -> None:
@@ -205,6 +211,13 @@ def prepare_files(files: PartFiles, command: list[str]) -> None:
     files.result.unlink(missing_ok=True)  # the result of another command
     files.unfinished.unlink(missing_ok=True)
     files.command.write_text(" ".join(command))
+
+
+def finish_result(files: PartFiles, arguments: list[str]) -> None:
+    """Gives the result of a command that has succeeded its final name. `arguments`: the arguments of the command."""
+    if not files.unfinished.exists():  # pytest writes no result
+        write_summary(files, arguments)
+    files.unfinished.rename(files.result)
 
 
 def write_summary(files: PartFiles, arguments: list[str]) -> None:
@@ -274,9 +287,13 @@ def check_correctness(out: Path, dry: bool) -> None:
     variants = [name for name in VARIANTS if name != "vanilla"]
     if dry:
         variants = variants[:2]
-        shapes = [CheckShape(2, 5)]
+        shapes = [CheckShape(sentences=2, length=5)]
     else:
-        shapes = [CheckShape(64, 32), CheckShape(32, 128), CheckShape(4, 1024, causal=True)]
+        shapes = [
+            CheckShape(sentences=64, length=32),
+            CheckShape(sentences=32, length=128),
+            CheckShape(sentences=4, length=1024, causal=True),
+        ]
     findings = {}  # for example {"random 64x32": what `check_variant` returns}
     for variant in variants:
         for shape in shapes:
@@ -306,26 +323,30 @@ def check_variant(name: str, shape: CheckShape, dry: bool) -> dict[str, Any]:
         ``error``, the largest error of output and gradients, each relative to its largest value if that is above 1.
     """
     batch = make_check_batch(shape, dry)
-    width = DRY_WIDTH if dry else WIDTH
-    heads = DRY_HEADS if dry else HEADS
-    # `build_block` takes the sizes from its module, benchmarks/block.py, and not as arguments.
-    with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
-        module = build_block(name, shape.length, shape.causal).to(batch.x.device, batch.x.dtype).train()
+    module = build_check_block(name, shape, dry).to(batch.x.device, batch.x.dtype)
     # This result is not used. In their first call, the kernels are launched more often, because they check themselves.
     run_block(module, batch)
-    # Each launch of a kernel is a call of kernels.run, which is counted during the two runs and works as usual.
+    # `kernels.run` launches a kernel. Its calls are counted here, and work as usual.
     with mock.patch.object(kernels, "run", wraps=kernels.run) as counted_run:
         first_result = run_block(module, batch)
         second_result = run_block(module, batch)
     launches_of_each_run = counted_run.call_count // 2
-    module.double()  # the kernels do not support fp64, so the next result is computed without them
-    exact_result = run_block(module, batch)
+    exact_result = run_block(module.double(), batch)  # without the kernels, which do not support fp64
     errors = [relative_error(tensor, exact) for tensor, exact in zip(first_result, exact_result)]
     return {
         "kernels": launches_of_each_run,
         "equal bits": all(torch.equal(first, second) for first, second in zip(first_result, second_result)),
         "error": max(errors),
     }
+
+
+def build_check_block(name: str, shape: CheckShape, dry: bool) -> torch.nn.Module:
+    """Builds a self-attention for `check_variant`, in training mode. With `dry`, it is narrow."""
+    width = DRY_WIDTH if dry else WIDTH
+    heads = DRY_HEADS if dry else HEADS
+    # `build_block` takes these sizes from its module, benchmarks/block.py, and not as arguments.
+    with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
+        return build_block(name, shape.length, shape.causal).train()
 
 
 def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:
@@ -339,16 +360,12 @@ class CheckBatch(NamedTuple):
 
     x: torch.Tensor  # (T, B, width)
     output_gradient: torch.Tensor  # (T, B, width)
-    key_padding_mask: torch.Tensor | None  # (B, T); None: a mask of later tokens and no padding
-    token_factor: torch.Tensor  # (T, B, 1): 1 where there is a token, 0 where there is padding
-
-    def is_causal(self) -> bool:
-        """Returns whether the attention gets a mask of later tokens, instead of a mask of padding."""
-        return self.key_padding_mask is None
+    key_padding_mask: torch.Tensor | None  # (B, T), True at padding; None: there is no padding
+    is_causal: bool  # whether the attention gets a mask of later tokens
 
 
 def make_check_batch(shape: CheckShape, dry: bool) -> CheckBatch:
-    """Returns a random batch in half precision, with padding if it has no mask of later tokens.
+    """Returns a random batch in half precision. Unless it is causal, it has sentences of different lengths.
 
     Args:
         shape: the size of the batch.
@@ -358,29 +375,35 @@ def make_check_batch(shape: CheckShape, dry: bool) -> CheckBatch:
     dtype = torch.float16 if dry else torch.bfloat16
     width = DRY_WIDTH if dry else WIDTH
     torch.manual_seed(0)
-    x, output_gradient = torch.randn(2, shape.length, shape.sentences, width, device=device).to(dtype)
-    if shape.causal:
-        every_position = torch.ones(shape.length, shape.sentences, 1, device=device, dtype=dtype)
-        return CheckBatch(x, output_gradient, key_padding_mask=None, token_factor=every_position)
-    # The lengths rise evenly: sentence b of B has b T / B tokens, rounded down. So the first sentence is empty.
+    random_numbers = torch.randn(2, shape.length, shape.sentences, width, device=device).to(dtype)
+    x, output_gradient = random_numbers.unbind(0)  # (T, B, width) each
+    key_padding_mask = None if shape.causal else make_rising_padding_mask(shape, device)
+    return CheckBatch(x, output_gradient, key_padding_mask, is_causal=shape.causal)
+
+
+def make_rising_padding_mask(shape: CheckShape, device: str) -> torch.Tensor:
+    """Returns a padding mask (B, T), True at padding, for sentences whose lengths rise evenly from 0 to almost T.
+
+    For example, four sentences of up to eight tokens have 0, 2, 4 and 6 tokens.
+    """
     lengths = torch.arange(shape.sentences, device=device) * shape.length // shape.sentences  # (B,)
     positions = torch.arange(shape.length, device=device)  # (T,)
-    key_padding_mask = positions.unsqueeze(0) >= lengths.unsqueeze(1)  # (B, T)
-    is_token = ~key_padding_mask.transpose(0, 1)  # (T, B)
-    return CheckBatch(x, output_gradient, key_padding_mask, token_factor=is_token.unsqueeze(2).to(dtype))
+    return positions.unsqueeze(0) >= lengths.unsqueeze(1)
 
 
 def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
-    """Runs a self-attention forward and backward. The batch is converted to the dtype of its parameters.
+    """Runs a self-attention forward and backward on a batch, which is converted to the dtype of the module.
 
     Returns:
-        its output, which is set to 0 at padding, the gradient of its input, and the gradients of all parameters.
+        the output, which is set to 0 at padding, the gradient of the input, and the gradients of all parameters.
     """
     dtype = next(module.parameters()).dtype
-    x = batch.x.detach().clone().to(dtype).requires_grad_()
-    attention_mask = causal_mask(x) if batch.is_causal() else None
+    x = batch.x.to(dtype, copy=True).requires_grad_()  # a copy, so that the tensor of the batch gets no gradient
+    attention_mask = causal_mask(x) if batch.is_causal else None
     output, _ = module(x, key_padding_mask=batch.key_padding_mask, attn_mask=attention_mask)
-    output = output * batch.token_factor.to(dtype)  # what is computed at padding has no meaning
+    if batch.key_padding_mask is not None:
+        is_token = ~batch.key_padding_mask.transpose(0, 1).unsqueeze(2)  # (T, B, 1)
+        output = output * is_token.to(dtype)  # what is computed at padding has no meaning
     module.zero_grad()
     output.backward(batch.output_gradient.to(dtype))
     parameter_gradients = [parameter.grad for parameter in module.parameters()]

@@ -62,20 +62,32 @@ OnLaunch = Callable[[Any, Any], None]  # takes a launch of a Triton kernel, and 
 # ---- counting
 
 
-class CallCounter(TorchDispatchMode):
-    """A context manager that collects the names of the calls of ATen in its body that launch a kernel."""
+class KernelRecorder(TorchDispatchMode):
+    """A context manager that records the names of the kernels that its body launches, in the list `names`.
+
+    A function of ATen that computes something counts as one kernel. Torch's fused attention and Triton kernels are no
+    functions of ATen. Where they are launched, `record` and `record_launch` have to be called.
+    """
 
     def __init__(self) -> None:
-        """Starts without a call."""
+        """Starts without a kernel."""
         super().__init__()
-        self.calls: list[str] = []
+        self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Is called by torch in place of each function of ATen: calls the function, and keeps its name."""
+        """Is called by torch in place of each function of ATen: calls the function, and records its name."""
         name = func._schema.name.split("::")[1]
         if name not in WITHOUT_KERNEL and not returns_a_view(func):
-            self.calls.append(name)
+            self.record(name)
         return func(*args, **(kwargs or {}))
+
+    def record(self, name: str) -> None:
+        """Records a kernel by its name."""
+        self.names.append(name)
+
+    def record_launch(self, launch: Any, _: Any) -> None:
+        """Records the Triton kernel of a launch. The second argument, the kernel's tensors, is not needed."""
+        self.record(launch.kernel.__name__)
 
 
 def returns_a_view(function: Any) -> bool:
@@ -115,45 +127,60 @@ class FusedAttention(torch.autograd.Function):
 def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterator[None]:
     """During the body, makes this project's attention choose its computation as on a GPU that supports all its kernels.
 
-    The body can run without a GPU, because nothing is launched: `on_launch` takes the place of the launch of a Triton
-    kernel, and a function that computes nothing takes the place of torch's fused attention.
+    No GPU is needed, because nothing is launched in the body.
 
     Args:
         with_kernels: whether the Triton kernels are switched on.
         on_launch: is called in place of each launch of a Triton kernel.
-        on_call: is called for torch's fused attention, once forward and once backward.
+        on_call: is called in place of torch's fused attention, once forward and once backward.
     """
-
-    def pretend_to_load(plan: Any, _: Any) -> bool:
-        """Takes the place of kernels.load, which compiles the Triton kernels and checks them on a GPU."""
-        plan.is_loaded = True
-        return True
-
-    def report_fused_attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any
-    ) -> Any:
-        """Takes the place of torch's scaled_dot_product_attention, whose further arguments do not matter here."""
-        return FusedAttention.apply(on_call, query, key, value, attn_mask)
-
-    patched_kernels = mock.patch.multiple(
-        kernels,
-        SWITCH="1" if with_kernels else "0",
-        device_fits=lambda *_: True,  # every device is new enough
-        load=pretend_to_load,
-        run=on_launch,
-    )
     # Two computations of this project work differently on a CPU, and ask this function whether they are on one.
     patched_fused = mock.patch("fairseq_synth.computations.fused.on_cpu", lambda _: False)
     patched_tiled = mock.patch("fairseq_synth.computations.tiled.on_cpu", lambda _: False)
-    # On a CPU and on the device "meta", torch would compute its fused attention by other operations than on a GPU.
-    patched_torch = mock.patch("torch.nn.functional.scaled_dot_product_attention", report_fused_attention)
-    with patched_kernels, patched_fused, patched_tiled, patched_torch:
+    with patched_fused, patched_tiled, replace_kernels(with_kernels, on_launch), replace_fused_attention(on_call):
         yield
 
 
-def list_calls(
+@contextlib.contextmanager
+def replace_kernels(with_kernels: bool, on_launch: OnLaunch) -> Iterator[None]:
+    """During the body, calls `on_launch` in place of each launch of a Triton kernel, as if a GPU supported all kernels.
+
+    `with_kernels`: whether the kernels are switched on. Otherwise none is launched.
+    """
+
+    def pretend_to_load(plan: Any, _: Any) -> bool:
+        """Takes the place of kernels.load, which compiles the kernels of a plan and checks them on a GPU."""
+        plan.is_loaded = True
+        return True
+
+    def pretend_to_fit(*_: Any) -> bool:
+        """Takes the place of kernels.device_fits, which returns whether a GPU is new enough."""
+        return True
+
+    with mock.patch.multiple(
+        kernels, SWITCH="1" if with_kernels else "0", device_fits=pretend_to_fit, load=pretend_to_load, run=on_launch
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def replace_fused_attention(on_call: OnCall) -> Iterator[None]:
+    """During the body, calls `on_call` in place of torch's fused attention, once forward and once backward.
+
+    On a CPU and on the device "meta", torch would compute it by other operations than on a GPU.
+    """
+
+    def report_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
+        """Takes the place of torch's scaled_dot_product_attention, whose further arguments do not matter here."""
+        return FusedAttention.apply(on_call, query, key, value, attn_mask)
+
+    with mock.patch("torch.nn.functional.scaled_dot_product_attention", report_attention):
+        yield
+
+
+def list_launches(
     name: str,
-    padded: bool,
+    causal: bool,
     sentences: int = 32,
     length: int = 32,
     dtype: torch.dtype = torch.float32,
@@ -166,33 +193,24 @@ def list_calls(
 
     Args:
         name: ``stock`` or a variant.
-        padded: True for the encoder's attention, with padding; False for the decoder's, with its mask of later tokens.
+        causal: True for the decoder's attention, with its mask of later tokens; False for the encoder's, with padding.
         sentences: how many the batch has.
         length: how many tokens each sentence has.
         dtype: of parameters and input.
         with_kernels: whether the Triton kernels compute the variants that they support.
     """
-    counter = CallCounter()  # adds the calls of ATen to counter.calls
-
-    def count_fused_attention(name_of_call: str) -> None:
-        """Adds a call of torch's fused attention to the calls of ATen."""
-        counter.calls.append(name_of_call)
-
-    def count_launch(launch: Any, _: Any) -> None:
-        """Adds the Triton kernel of a launch to the calls of ATen."""
-        counter.calls.append(launch.kernel.__name__)
-
     with torch.device("meta"):
-        module = block.build_block(name, length, causal=not padded).to(dtype).train()
+        module = block.build_block(name, length, causal).to(dtype).train()
         x = torch.empty(length, sentences, module.embed_dim, dtype=dtype, requires_grad=True)
-        masks = block.make_masks(module, x, causal=not padded)
-    with on_a_gpu(with_kernels, on_launch=count_launch, on_call=count_fused_attention), counter:
+        masks = block.make_masks(module, x, causal)
+    recorder = KernelRecorder()
+    with on_a_gpu(with_kernels, on_launch=recorder.record_launch, on_call=recorder.record), recorder:
         output, _ = module(query=x, key=x, value=x, need_weights=False, **masks)
         output.backward(torch.empty_like(output))
-    return counter.calls
+    return recorder.names
 
 
-def count_calls_of_decoding(name: str, beam: int = 4) -> int:
+def count_launches_of_decoding(name: str, beam: int = 4) -> int:
     """Returns how many kernels the base model launches for one step of a beam search.
 
     Args:
@@ -210,12 +228,12 @@ def count_calls_of_decoding(name: str, beam: int = 4) -> int:
     model = build_base_model(name, dictionary, max_length=256, **narrow_sizes).eval()
     model.make_generation_fast_()
     # A search of 5 tokens has one step more than a search of 4 tokens.
-    calls_of_4_tokens = count_calls_of_search(model, beam, tokens=4)
-    calls_of_5_tokens = count_calls_of_search(model, beam, tokens=5)
-    return calls_of_5_tokens - calls_of_4_tokens
+    launches_for_4_tokens = count_launches_of_search(model, beam, tokens=4)
+    launches_for_5_tokens = count_launches_of_search(model, beam, tokens=5)
+    return launches_for_5_tokens - launches_for_4_tokens
 
 
-def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
+def count_launches_of_search(model: Any, beam: int, tokens: int) -> int:
     """Returns how many kernels a model launches to translate two sentences by beam search.
 
     Args:
@@ -223,11 +241,7 @@ def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
         beam: the size of the beam.
         tokens: how many tokens each translation has.
     """
-    sentences = 2
-    source_length = 7
-    generator = torch.Generator().manual_seed(0)
-    source = torch.randint(FIRST_WORD, NUM_WORDS, (sentences, source_length), generator=generator)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((sentences,), source_length)}}
+    sample = {"net_input": make_source(sentences=2, length=7)}
     search = SequenceGenerator(
         [model],
         model.decoder.dictionary,
@@ -238,25 +252,62 @@ def count_calls_of_search(model: Any, beam: int, tokens: int) -> int:
         max_len_b=tokens,
         min_len=tokens,
     )
-    with torch.no_grad(), CallCounter() as counter:
+    with torch.no_grad(), KernelRecorder() as recorder:
         search.forward(sample)
-    return len(counter.calls)
+    return len(recorder.names)
+
+
+def make_source(sentences: int, length: int) -> dict[str, Tensor]:
+    """Returns sentences of random words, the same in every call, as fairseq's models take them."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "src_tokens": torch.randint(FIRST_WORD, NUM_WORDS, (sentences, length), generator=generator),
+        "src_lengths": torch.full((sentences,), length),
+    }
 
 
 # ---- the CPU's own time
 
 
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
-    """Returns a function that takes as long as the CPU needs to start the work of a self-attention on a GPU.
+    """Returns a function that runs on a CPU the code with which a self-attention starts its work on a GPU.
 
-    Before a GPU computes, the CPU runs the Python code of the attention, which chooses and launches the GPU's kernels.
-    The returned function runs this code, forward and backward, on a CPU. Nothing is launched. The other operations of
-    torch, such as matrix products, do compute, but the batch is so small that this takes next to no time.
+    The returned function runs the attention forward and backward. Its time is that of
+
+    - the code of this project, which chooses the kernels of the GPU and builds their arguments
+    - the other operations of torch, such as matrix products, which take next to no time with so small a batch
+
+    Its time does not include the launches of Triton kernels and torch's fused attention, which are left out.
 
     Args:
         name: ``stock`` or a variant.
         with_kernels: whether the Triton kernels are switched on.
         repeats: how often one call of the returned function runs the attention.
+    """
+    run_attention = make_narrow_step(name)
+
+    def step() -> None:
+        """Runs the attention forward and backward, `repeats` times."""
+        with on_a_gpu(with_kernels, on_launch=build_arguments, on_call=ignore_fused_attention):
+            for _ in range(repeats):
+                run_attention()
+
+    return step
+
+
+def build_arguments(launch: Any, tensors: Any) -> None:
+    """Takes the place of a launch of a Triton kernel: only builds the kernel's arguments, and does not use them."""
+    launch.args(tensors)
+
+
+def ignore_fused_attention(_: str) -> None:
+    """Takes the place of a call of torch's fused attention: does nothing."""
+
+
+def make_narrow_step(name: str) -> Function:
+    """Returns a function that runs a narrow self-attention forward and backward once, on a small batch on the CPU.
+
+    `name`: ``stock`` or a variant.
     """
     module = build_narrow_block(name, HOST_LENGTH)
     # In fp32, as the kernels refuse half precision on a CPU.
@@ -265,13 +316,6 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
     no_padding = torch.zeros(HOST_SENTENCES, HOST_LENGTH, dtype=torch.bool)
     tensors_with_gradients = [x, *module.parameters()]
 
-    def build_arguments(launch: Any, tensors: Any) -> None:
-        """Takes the place of a launch of a Triton kernel: only builds the kernel's arguments, whose time counts."""
-        launch.args(tensors)
-
-    def ignore_call(_: str) -> None:
-        """Does nothing for a call of torch's fused attention, whose time does not count."""
-
     def run_attention() -> None:
         """Runs the attention forward and backward once."""
         output, _ = module(query=x, key=x, value=x, key_padding_mask=no_padding, need_weights=False)
@@ -279,13 +323,7 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
         for tensor in tensors_with_gradients:
             tensor.grad = None
 
-    def step() -> None:
-        """Runs the attention forward and backward, `repeats` times."""
-        with on_a_gpu(with_kernels, on_launch=build_arguments, on_call=ignore_call):
-            for _ in range(repeats):
-                run_attention()
-
-    return step
+    return run_attention
 
 
 def build_narrow_block(name: str, length: int) -> torch.nn.Module:
@@ -350,10 +388,10 @@ def report_host_times(args: argparse.Namespace) -> None:
 
 def report_decoding(args: argparse.Namespace) -> None:
     """Counts and prints the kernels of one step of a beam search, for stock fairseq and all variants."""
-    num_calls = {name: count_calls_of_decoding(name) for name in [STOCK, *args.variants]}
+    num_launches = {name: count_launches_of_decoding(name) for name in [STOCK, *args.variants]}
     rows = {}
-    for name, number in num_calls.items():
-        rows[name] = {"calls": number, "over stock's": number / num_calls[STOCK]}
+    for name, number in num_launches.items():
+        rows[name] = {"calls": number, "over stock's": number / num_launches[STOCK]}
     report("kernels of a step of beam search, beam 4", "launches", rows, args)
 
 
@@ -361,8 +399,8 @@ def report_block(args: argparse.Namespace) -> None:
     """Counts and prints the kernels of a self-attention, for stock fairseq and all variants."""
     rows = {}
     for name in [STOCK, *args.variants]:
-        padded = list_calls(name, padded=True, dtype=DTYPES[args.dtype], with_kernels=args.kernels)
-        causal = list_calls(name, padded=False, dtype=DTYPES[args.dtype], with_kernels=args.kernels)
+        padded = list_launches(name, causal=False, dtype=DTYPES[args.dtype], with_kernels=args.kernels)
+        causal = list_launches(name, causal=True, dtype=DTYPES[args.dtype], with_kernels=args.kernels)
         rows[name] = {"padded": len(padded), "causal": len(causal)}
     report("kernels of the attention block", "launches, forward and backward", rows, args)
 

@@ -56,7 +56,7 @@ def measure_here(name: str, shape: str, args: argparse.Namespace) -> int:
     warm_up()
     step = build_step(name, shape, args)
     reset_peak(args.device)
-    before = read_peak(args.device)
+    before = read_peak(args.device)  # what the process holds now, as the peak was just reset
     step()
     return read_peak(args.device) - before
 
@@ -76,16 +76,21 @@ def build_step(name: str, shape: str, args: argparse.Namespace) -> Function:
 def measure_in_own_process(name: str, shape: str) -> int:
     """Starts this script in a process of its own, and returns the bytes that `measure_here` has measured there.
 
-    That process gets the flags of this one's command line. Of the two values of ``--shapes``, the last one counts.
-
     Args:
         name: ``stock``, a convolution of fairseq or a variant.
         shape: the size of the batch, as sentences x tokens.
     """
+    # The process gets the flags of this one's command line, and two more. If there are two values of --shapes, the last
+    # one counts.
     command = [sys.executable, *sys.argv, "--one", name, "--shapes", shape]
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    last_line = completed.stdout.splitlines()[-1]
+    last_line = completed.stdout.splitlines()[-1]  # that of `print_measurement`
     return int(json.loads(last_line))
+
+
+def print_measurement(args: argparse.Namespace) -> None:
+    """Prints the bytes that the self-attention of ``--one`` needs, in the process of `measure_in_own_process`."""
+    print(json.dumps(measure_here(args.one, args.shapes[0], args)))
 
 
 def measure(name: str, shape: str, args: argparse.Namespace) -> float:
@@ -109,8 +114,21 @@ def measure(name: str, shape: str, args: argparse.Namespace) -> float:
     return memory
 
 
-def main() -> None:
+def compare_memory(args: argparse.Namespace) -> None:
     """Compares the peak memory of all variants with stock fairseq's, and prints a table."""
+    rows: dict[str, dict[str, float]] = {name: {} for name in [STOCK, *args.variants]}
+    for shape in args.shapes:
+        memory_by_name = {name: measure(name, shape, args) for name in rows}
+        for name, memory in memory_by_name.items():
+            # Each shape has two columns: the memory itself, and how many times less it is than stock fairseq's.
+            rows[name][f"{shape} MiB"] = memory
+            rows[name][shape] = memory_by_name[STOCK] / memory
+    mask = "causal" if args.causal else "padded"
+    report(f"peak memory of the block, {mask}", "stock's / this one's", rows, args)
+
+
+def parse_flags() -> argparse.Namespace:
+    """Returns the flags of the command line. Ends with a one-line error if there is no such device."""
     parser = make_parser(__doc__, [*VARIANTS, *CONVOLUTIONS], rounds=3)
     parser.add_argument("--shapes", nargs="+", default=["16x1024"], help="sentences x tokens")
     parser.add_argument("--causal", action="store_true", help="the decoder's block, no padding")
@@ -119,18 +137,16 @@ def main() -> None:
     )
     args = parser.parse_args()
     set_up_device(args)
+    return args
+
+
+def main() -> None:
+    """Compares the memory of all variants; or measures one, in a process that this script has started for it."""
+    args = parse_flags()
     if args.one:
-        # This process was started by `measure_in_own_process`, which reads what it prints.
-        print(json.dumps(measure_here(args.one, args.shapes[0], args)))
-        return
-    rows: dict[str, dict[str, float]] = {name: {} for name in [STOCK, *args.variants]}
-    for shape in args.shapes:
-        memory_by_name = {name: measure(name, shape, args) for name in rows}
-        for name, memory in memory_by_name.items():
-            rows[name][f"{shape} MiB"] = memory
-            rows[name][shape] = memory_by_name[STOCK] / memory
-    mask = "causal" if args.causal else "padded"
-    report(f"peak memory of the block, {mask}", "stock's / this one's", rows, args)
+        print_measurement(args)
+    else:
+        compare_memory(args)
 
 
 if __name__ == "__main__":

@@ -157,15 +157,15 @@ def test_memory_on_a_gpu_has_one_round():
 # ---- launches
 
 
-@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name, most", [("random", 1.25), ("random+vanilla", 1.6), ("factorized_random+vanilla", 1.6)])
-def test_a_block_launches_at_most_so_many_times_stocks_kernels(name, most, padded):
+def test_a_block_launches_at_most_so_many_times_stocks_kernels(name, most, causal):
     """No more in half precision."""
     import launches
 
-    number = len(launches.list_calls(name, padded))
-    assert number <= most * len(launches.list_calls("stock", padded))
-    assert number == len(launches.list_calls(name, padded, dtype=torch.bfloat16))
+    number = len(launches.list_launches(name, causal))
+    assert number <= most * len(launches.list_launches("stock", causal))
+    assert number == len(launches.list_launches(name, causal, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("name", ["dense", "random+vanilla", "relative_random+vanilla", "stock"])
@@ -213,9 +213,9 @@ def test_a_step_of_decoding_launches_at_most_so_many_times_stocks_kernels():
     import launches
 
     version, rows = read_launch_table()
-    stock = launches.count_calls_of_decoding("stock")
+    stock = launches.count_launches_of_decoding("stock")
     for name, _, _, listed in rows:
-        number = launches.count_calls_of_decoding(name)
+        number = launches.count_launches_of_decoding(name)
         assert number <= MOST_OF_DECODING.get(name, 1.05) * stock, name
         if torch.__version__.startswith(version):
             assert number == int(listed), name
@@ -228,5 +228,5 @@ def test_launches_of_a_block_are_as_listed():
     if not torch.__version__.startswith(version):
         pytest.skip(f"counted with torch {version}; this is {torch.__version__}")
     for name, padded, causal, _ in rows:
-        assert len(launches.list_calls(name, padded=True)) == int(padded), name
-        assert len(launches.list_calls(name, padded=False)) == int(causal), name
+        assert len(launches.list_launches(name, causal=False)) == int(padded), name
+        assert len(launches.list_launches(name, causal=True)) == int(causal), name

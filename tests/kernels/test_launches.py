@@ -592,11 +592,11 @@ def test_a_block_launches_as_few_kernels_of_a_gpu_as_the_page_says(name, monkeyp
     """docs/performance.md has the numbers for one version of torch."""
     monkeypatch.undo()  # the fixture that fills memory with NaN launches more
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from launches import list_calls
+    from launches import list_launches
 
     page = (ROOT / "docs" / "performance.md").read_text()
-    before = len(list_calls(name, padded=True, dtype=torch.bfloat16, with_kernels=False))
-    after = len(list_calls(name, padded=True, dtype=torch.bfloat16, with_kernels=True))
+    before = len(list_launches(name, causal=False, dtype=torch.bfloat16, with_kernels=False))
+    after = len(list_launches(name, causal=False, dtype=torch.bfloat16, with_kernels=True))
     assert after < before or name == "vanilla"
     if torch.__version__.startswith("2.13"):
         assert re.search(rf"\|`{re.escape(name)}`\|{before}\|\d+\|\d+\|{after}\|", page)
