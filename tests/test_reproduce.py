@@ -393,6 +393,15 @@ def test_a_rerun_on_a_cpu_replaces_the_run_and_keeps_the_record_of_the_gpu(call,
     assert call.printed.count(" --rerun\n") == 2
 
 
+def test_a_dry_run_of_a_rerun_removes_no_run(call, tmp_path, monkeypatch):
+    call("first --gpus 1")
+    checkpoint = tmp_path / "runs" / ROW / "checkpoint_last.pt"
+    checkpoint.touch()
+    monkeypatch.setenv("DRY_RUN", "1")
+    assert call("first --rerun --gpus 1") == [PREPARE, *RUN_BASE, *RUN_ROW]
+    assert checkpoint.exists()
+
+
 def test_a_run_that_was_scored_with_another_beam_is_scored_again_for_a_cell_that_needs_it(call, tmp_path):
     call("first --gpus 0")
     records = load_results(tmp_path, "first")
