@@ -46,8 +46,9 @@ def build_block(name: str, length: int, causal: bool) -> nn.Module:
     Args:
         name: ``stock`` for fairseq's attention, ``lightconv`` or ``dynamicconv`` for fairseq's convolutions, or a
             variant of this project.
-        length: the most tokens that a sentence will have. A Synthesizer has parameters for at least `MAX_LENGTH`.
-        causal: True for the decoder's, which sees no later tokens. Only a convolution is built differently for it.
+        length: the most tokens that a sentence will have. It matters to Synthesizers, which have parameters for the
+            tokens up to this length, and at least up to `MAX_LENGTH`.
+        causal: True for the decoder's, which sees no later tokens. It matters to convolutions.
     """
     torch.manual_seed(0)
     if name == STOCK:

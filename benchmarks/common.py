@@ -149,7 +149,7 @@ def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args:
     print(f"\n{title}; {unit}; {origin['hardware']}; {versions}\n")
     print(format_table(rows), end="")
     if args.out:
-        # The file itself is named neither among the flags nor in the command.
+        # The record does not say in which file it is: --out is left out here, and in the command.
         flags = {name: value for name, value in vars(args).items() if name != "out"}
         record = {
             "benchmark": title,

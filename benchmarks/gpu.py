@@ -82,7 +82,8 @@ DRY = Sizes(
 def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns {name of a part: its command}, where a command is a list of the arguments with which python runs it.
 
-    The parts that `list_parts` repeats with the Triton kernels are not among them, as they have the same commands.
+    Parts with the Triton kernels, such as ``step-simple+kernels``, are not listed. Their commands are those of the parts
+    without the kernels.
     """
     commands = {**list_test_commands(args), **list_check_commands(args)}
     # A benchmark is one part for the simple variants and one for the others, so that each ends within its time limit.
@@ -302,7 +303,7 @@ def check_correctness(out: Path, dry: bool) -> None:
     wrong = [name for name, finding in findings.items() if not is_correct(finding)]
     if wrong:
         names = ", ".join(wrong)
-        sys.exit(f"error: without kernels, with unequal bits or with an error of {LARGEST_ERROR}: {names}; see {out}")
+        sys.exit(f"error: no kernels, two runs with unequal bits or an error of {LARGEST_ERROR}: {names}; see {out}")
 
 
 def is_correct(finding: dict[str, Any]) -> bool:

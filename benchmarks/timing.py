@@ -92,7 +92,7 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
 
 
 def make_record(baseline: Cell, comparisons: dict[str, Comparison]) -> dict[str, Any]:
-    """Returns what is kept in results/ of the speeds of a column's models.
+    """Returns the record of the speeds of a column's models, which is written to results/.
 
     For example::
 

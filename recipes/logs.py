@@ -41,8 +41,8 @@ def read_log(log: str) -> dict[str, Any]:
     epochs = read_lines(log, "train")
     validations = read_lines(log, "valid")
     updates = int(max(fields["num_updates"] for fields in training + epochs + validations))
-    # A short training has no line in its epochs, but one at the end of each epoch.
-    reports = training or epochs
+    # A short training may end before the first line of "train_inner". Then the lines at the ends of epochs are used.
+    reports = training if training else epochs
     # fairseq's names are ups for updates per second, and wpb (words per batch) for the tokens of an update
     updates_per_second = [fields["ups"] for fields in reports if fields.get("ups")]
     tokens_per_update = statistics.mean(fields["wpb"] for fields in reports)
@@ -50,7 +50,7 @@ def read_log(log: str) -> dict[str, Any]:
         minutes = round(updates / statistics.median(updates_per_second) / 60, 1)
     else:
         minutes = None
-    parameters = re.findall(r"num\. trained: ([\d,]+)", log)
+    parameters = re.findall(r"num\. trained: ([\d,]+)", log)  # for example "1,850,624", once for each start
     return {
         "parameters": int(parameters[0].replace(",", "")),
         "updates": updates,
