@@ -82,7 +82,7 @@ DRY = Sizes(
 def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns {name of a part: its command}, where a command is a list of the arguments with which python runs it.
 
-    Parts with the Triton kernels, such as ``step-simple+kernels``, are not listed. Their commands are those of the parts
+    Parts with the Triton kernels, such as ``step-simple+kernels``, are not listed. They have the commands of the parts
     without the kernels.
     """
     commands = {**list_test_commands(args), **list_check_commands(args)}
