@@ -19,8 +19,7 @@ from torch import Tensor
 from . import cache
 from .checkpoint_compatibility import adapt_checkpoint
 from .computations import attend
-from .computations.plain import attention_weights as weights_of_group
-from .computations.plain import drop, join_heads, weighted_sum
+from .computations.plain import attention_weights, drop, join_heads, weighted_sum
 from .errors import SynthesizerError
 from .linear import LinearWeights, is_plain_linear, join_linear_layers, read_linear_weights
 from .logits import Logits
@@ -79,23 +78,26 @@ class SyntheticAttention(nn.Module):
         # --retain-dropout-modules finds the dropout by the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
 
-        def build_projection(width: int) -> nn.Module:
-            return quant_noise(nn.Linear(embed_dim, width), q_noise, qn_block_size)
+        def build_projection(output_width: int) -> nn.Module:
+            """Returns a linear layer that reads the layer's input or, as `out_proj`, the output of all heads."""
+            return quant_noise(nn.Linear(embed_dim, output_width), q_noise, qn_block_size)
 
-        # This is the order of fairseq's own attention, so that one seed gives both the same weights.
+        # The projections are built in the order of fairseq's own attention, so that the same seed gives both attentions
+        # the same weights. An attention without heads that read queries and keys has no k_proj and no q_proj.
+        has_queries = self.num_query_heads > 0
         query_width = self.num_query_heads * self.head_dim
-        self.k_proj = build_projection(query_width) if query_width else None
+        self.k_proj = build_projection(query_width) if has_queries else None
         self.v_proj = build_projection(embed_dim)
-        self.q_proj = build_projection(query_width) if query_width else None
+        self.q_proj = build_projection(query_width) if has_queries else None
         self.out_proj = build_projection(embed_dim)
         self.synthesizer = synthesizer
-        # A model sets this before it loads a checkpoint; see `adapt_checkpoint`.
-        self.may_start_from_stock = True
-        # For decoding, two keys of the incremental state, which has the block tables (see `remember`): the key of the
-        # table of this layer, and that of the decoder's first layer. They are the same key in the first layer, and in a
-        # layer for which no decoder has called `share_table`.
-        self.own_table = self.state_key("table")
-        self.shared_table = self.own_table
+        # Whether the checkpoint that is loaded next has no weights of synthesizing functions in any layer. A model sets
+        # this; see `adapt_checkpoint`.
+        self.loads_stock_checkpoint = True
+        # The keys of the incremental state, which has the keys and values of earlier tokens (see `remember`).
+        self.vectors_key = self.state_key("vectors")
+        self.table_key = self.state_key("table")
+        self.first_layers_table_key: str | None = None  # In the later layers of a decoder, `share_table` sets this key.
         self.reset_parameters()
 
     def check_heads(self, synthesizer: LayerSynthesizer) -> None:
@@ -164,10 +166,11 @@ class SyntheticAttention(nn.Module):
 
         returns_weights = need_weights or need_head_weights
         if memory is None and not returns_weights:
-            return self.project_out(self.attend(logits, v, key_padding_mask, attn_mask), query.size()), None
+            out = self.attend_in_groups(logits, v, key_padding_mask, attn_mask)
+            return self.project_out(out, query.size()), None
         # In decoding, each hypothesis has weights of its own, because its values are in other rows of the cache.
         bsz_of_weights = None if memory is None else bsz
-        weights = self.attention_weights(logits, tgt_len, src_len, key_padding_mask, attn_mask, bsz_of_weights)
+        weights = self.weights_of_groups(logits, tgt_len, src_len, key_padding_mask, attn_mask, bsz_of_weights)
         weights = weights.to(v.dtype)
         kept_weights = drop(weights, self.dropout(), bsz)
         if memory is None:
@@ -183,18 +186,18 @@ class SyntheticAttention(nn.Module):
         return out, weights.mean(dim=1)
 
     def project(self, x: Tensor) -> Projections:
-        """Returns the projections of the layer's input (T, B, C)."""
+        """Returns the queries, keys and values of the layer's input (T, B, C)."""
         # Modules are read from the dictionary of modules for speed: reading a module as an attribute takes Python as
         # long as making a view of a tensor.
         modules: dict[str, Any] = self._modules
-        q_proj = modules.get("q_proj")
-        k_proj = modules.get("k_proj")
         v_proj = modules["v_proj"]
-        if q_proj is None or k_proj is None:
+        if self.num_query_heads == 0:  # There are no q_proj and k_proj.
             return Projections(None, None, self.split_heads(v_proj(x)))
-        # A model that torch is tracing or compiling keeps its three products.
+        q_proj = modules["q_proj"]
+        k_proj = modules["k_proj"]
+        # In training, a single matrix product is faster. A recording of the model has the three products of inference.
         if self.training and not is_recorded():
-            joined = join_linear_layers([q_proj, k_proj, v_proj])
+            joined = join_linear_layers([q_proj, k_proj, v_proj])  # None if a projection has hooks or is quantized
             if joined is not None:
                 return self.project_at_once(x, joined)
         q = self.split_heads(q_proj(x))
@@ -214,10 +217,12 @@ class SyntheticAttention(nn.Module):
         """
         tgt_len, bsz, _ = x.size()
         # For each token, the product has the heads of its queries, then those of its keys, then those of its values.
+        # All heads have values, but only some may have queries and keys.
         heads_of_q_k_v = [self.num_query_heads, self.num_query_heads, self.num_heads]
         features = F.linear(x.flatten(0, 1), joined.weight, joined.bias)
         by_head = features.view(tgt_len, bsz, sum(heads_of_q_k_v), self.head_dim)
         q, k, v = by_head.split_with_sizes(heads_of_q_k_v, dim=2)  # (T, B, heads, d_h) each
+        # (T, B, heads, d_h) -> (B, heads, T, d_h)
         return Projections(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3))
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -234,9 +239,9 @@ class SyntheticAttention(nn.Module):
         """
         out_proj = self.out_proj
         weights = read_linear_weights(out_proj)
-        if weights is None:
+        if weights is None:  # The projection has hooks or is quantized, for example, so that it has to be called.
             return out_proj(out.view(size))
-        # A product of two dimensions takes less time than one of three.
+        # A matrix product of two dimensions takes less time than one of three.
         return F.linear(out, weights.weight, weights.bias).view(size)
 
     def dropout(self) -> float:
@@ -246,7 +251,7 @@ class SyntheticAttention(nn.Module):
             return module.p
         return 0.0
 
-    def attend(
+    def attend_in_groups(
         self, logits: list[Logits], v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
     ) -> Tensor:
         """Returns ``softmax(S) V`` of all heads, (T B, C), without keeping the attention weights.
@@ -268,7 +273,7 @@ class SyntheticAttention(nn.Module):
         ]
         return torch.cat(outputs, dim=-1)
 
-    def attention_weights(
+    def weights_of_groups(
         self,
         logits: list[Logits],
         tgt_len: int,
@@ -277,26 +282,27 @@ class SyntheticAttention(nn.Module):
         attn_mask: Tensor | None,
         bsz: int | None,
     ) -> Tensor:
-        """Returns the attention weights of all heads, (B or 1, H, T, S).
-
-        They are computed for each group of heads on its own, by `computations.plain.attention_weights`.
+        """Returns the attention weights of all heads, (B, H, T, S), computed for each group of heads on its own.
 
         Args:
-            logits: S for each group of heads of one kind.
-            tgt_len, src_len: T and S, the numbers of rows and columns.
+            logits: The attention logits of each group of heads.
+            tgt_len: T, the number of rows, one for each query.
+            src_len: S, the number of columns, one for each key.
             key_padding_mask, attn_mask: As in `computations.plain.attention_weights`.
-            bsz: B, to get weights of each sentence. With None, weights that are the same in all sentences are computed
-                once, (1, H, T, S).
+            bsz: B, the number of sentences. If it is None, and all sentences have the same weights, these weights are
+                computed only once, (1, H, T, S).
         """
-        weights_by_group = [
-            weights_of_group(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
-            for group_logits, num_heads in zip(logits, self.heads_of_groups())
-        ]
-        if len(weights_by_group) == 1:
-            return weights_by_group[0]
-        # Without `bsz`, some groups may have weights of each sentence, and others one set of weights for all sentences.
-        num_sentences = max(weights.size(0) for weights in weights_by_group)
-        return torch.cat([weights.expand(num_sentences, -1, -1, -1) for weights in weights_by_group], dim=1)
+        weights_of_groups = []
+        for group_logits, num_heads in zip(logits, self.heads_of_groups()):
+            weights_of_groups.append(
+                attention_weights(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
+            )
+        if len(weights_of_groups) == 1:
+            return weights_of_groups[0]
+        # If `bsz` is None, some groups may have weights for each sentence, and others the same for all sentences.
+        num_sentences = max(weights.size(0) for weights in weights_of_groups)
+        expanded_weights = [weights.expand(num_sentences, -1, -1, -1) for weights in weights_of_groups]
+        return torch.cat(expanded_weights, dim=1)
 
     def heads_of_groups(self) -> list[int]:
         """Returns the number of heads in each group of heads of one kind."""
@@ -312,17 +318,18 @@ class SyntheticAttention(nn.Module):
         key_padding_mask: Tensor | None,
         attn_mask: Tensor | None,
     ) -> "Memory":
-        """Adds the newest tokens to the decoder's state, and returns keys and values of all tokens so far.
+        """Adds the newest tokens to the decoder's state, and returns the keys and values of all tokens so far.
 
-        `incremental_state` is changed in place. It has two kinds of entries. Each layer has a matrix of keys and one of
-        values (`cache.LayerCache`), which stay where they are. The first layer of the decoder has a *block table*
-        (`cache.BlockTable`), which tells for all layers which rows of these matrices belong to which hypothesis. In
-        each step, the first layer extends the table by the new tokens, and the other layers read it. An attention that
-        is called without a decoder counts as a first layer.
+        The state has the following entries, which are replaced:
+
+        * ``vectors`` of each layer: the matrices of the layer's keys and values (`cache.LayerCache`).
+        * ``table`` of the first layer: the *block table* (`cache.BlockTable`). It says which rows of the matrices
+          belong to which hypothesis, and holds for all layers.
 
         Args:
-            incremental_state: The state of the decoder.
-            k, v: Keys and values of the newest tokens, (B, H, n, d_h). Keys may be None.
+            incremental_state: The state of the decoder, which is changed in place.
+            k: The keys of the newest tokens, (B, heads with keys, n, d_h), or None if no head reads keys.
+            v: The values of the newest tokens, (B, H, n, d_h).
             key_padding_mask: The padding of these tokens, (B, n), or None.
             attn_mask: The mask of the call, which is only checked.
 
@@ -331,48 +338,63 @@ class SyntheticAttention(nn.Module):
         """
         if is_causal(attn_mask):
             raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
-        vectors: cache.LayerCache | None = incremental_state.get(self.state_key("vectors"))
-        table: cache.BlockTable
-        if self.owns_table(incremental_state):
-            # A matrix has H rows for each token, so this is the number of tokens for which it has rows.
-            capacity = 0 if vectors is None else vectors.values.size(0) // self.num_heads
-            table = cache.extend_table(incremental_state.get(self.own_table), v, capacity, key_padding_mask)
-            incremental_state[self.own_table] = table
-        else:
-            table = incremental_state[self.shared_table]  # the first layer has extended it in this step
-        vectors = cache.append_to_layer(vectors, k, v, table)
-        incremental_state[self.state_key("vectors")] = vectors
+        table = self.read_first_layers_table(incremental_state)
+        if table is None:
+            table = self.extend_own_table(incremental_state, v, key_padding_mask)
+        old_vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)  # None before the first token
+        vectors = cache.append_to_layer(old_vectors, k, v, table)
+        incremental_state[self.vectors_key] = vectors
         return Memory(vectors, table)
 
-    def owns_table(self, incremental_state: IncrementalState) -> bool:
-        """Returns whether this layer extends the block table itself, in place of reading that of another layer.
+    def read_first_layers_table(self, incremental_state: IncrementalState) -> cache.BlockTable | None:
+        """Returns the block table that the first layer of the decoder has extended by the newest tokens in this step.
 
-        A later layer of a decoder finds the shared table in the state, because the first layer has put it there, and no
-        table of its own. So it reads the shared table. All other layers extend a table:
+        Returns None in three cases, in which this layer has to extend a table of its own:
 
-        - The first layer of a decoder. Both keys are the same there, so the state has both tables or, before the first
-          token, none.
-        - A later layer that is called without its decoder. No first layer has put a shared table into the state.
+        1. This layer is the first layer of its decoder, or is in no decoder.
+        2. This layer has a table of its own from earlier tokens, which the first layer did not see.
+        3. This layer is called without its decoder, so that the first layer has no table.
         """
-        has_own_table = self.own_table in incremental_state
-        has_shared_table = self.shared_table in incremental_state
-        return has_own_table or not has_shared_table
+        if self.first_layers_table_key is None:
+            return None
+        if self.table_key in incremental_state:
+            return None
+        return incremental_state.get(self.first_layers_table_key)
+
+    def extend_own_table(
+        self, incremental_state: IncrementalState, newest_values: Tensor, key_padding_mask: Tensor | None
+    ) -> cache.BlockTable:
+        """Extends the block table of this layer by the newest tokens, and returns the new table.
+
+        Args:
+            incremental_state: The state of the decoder, in which the table is replaced.
+            newest_values: The values of the newest tokens, (B, H, n, d_h).
+            key_padding_mask: The padding of these tokens, (B, n), or None.
+        """
+        vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)
+        capacity = 0  # the number of tokens that the matrices of keys and values have rows for
+        if vectors is not None:
+            capacity = vectors.values.size(0) // self.num_heads  # A token has a row for each head.
+        old_table: cache.BlockTable | None = incremental_state.get(self.table_key)
+        table = cache.extend_table(old_table, newest_values, capacity, key_padding_mask)
+        incremental_state[self.table_key] = table
+        return table
 
     def share_table(self, first: "SyntheticAttention") -> None:
-        """Makes this layer read the block table of the decoder's first layer, which is called first in every step.
+        """Makes this later layer of a decoder read the block table of the first layer, which is called before it.
 
         The table belongs to the first layer and not to the decoder, so that an attention can also decode alone.
         """
-        self.shared_table = first.own_table
+        self.first_layers_table_key = first.table_key
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Changes the state to the hypotheses with which the beam search goes on.
 
         Only the block table is reordered, by the layer that owns it. Keys and values stay where they are.
         """
-        table: cache.BlockTable | None = incremental_state.get(self.own_table)
+        table: cache.BlockTable | None = incremental_state.get(self.table_key)
         if table is not None:
-            incremental_state[self.own_table] = table.reorder(new_order)
+            incremental_state[self.table_key] = table.reorder(new_order)
         return incremental_state
 
     def _set_input_buffer(
@@ -382,9 +404,11 @@ class SyntheticAttention(nn.Module):
         values = buffer["prev_value"]
         assert values is not None
         keys = buffer.get("prev_key") if self.num_query_heads else None
-        table = cache.extend_table(None, values, 0, buffer.get("prev_key_padding_mask"))
-        incremental_state[self.own_table] = table
-        incremental_state[self.state_key("vectors")] = cache.append_to_layer(None, keys, values, table)
+        table = cache.extend_table(
+            None, newest_values=values, capacity=0, key_padding_mask=buffer.get("prev_key_padding_mask")
+        )
+        incremental_state[self.table_key] = table
+        incremental_state[self.vectors_key] = cache.append_to_layer(None, keys, values, table)
         return incremental_state
 
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
@@ -413,16 +437,16 @@ class SyntheticAttention(nn.Module):
         """
         if not self.can_be_folded():
             return
+        # The weights of ``vanilla`` and its scale cannot be multiplied into parameters of a mixture. So each mixture
+        # returns them as a factor of its queries. The factors have the device and type of the projections.
+        query_factors = []  # (heads of the mixture,) each, in the order in which q_proj has these heads
         with torch.no_grad():
-            factors_of_queries = []
             for mixture in self.synthesizer.mixtures():
-                # The weight of the dot products cannot be folded into a parameter of the mixture, so it is returned.
-                factor = mixture.fold_weights_(like=weight_of(self.out_proj))
-                if mixture.reads_query_key:
-                    factors_of_queries.append(factor)
-            # q_proj computes the queries of these mixtures, in the same order, and takes their factors.
-            if self.q_proj is not None:
-                self.scale_queries_(torch.cat(factors_of_queries))
+                query_factor = mixture.fold_weights_(like=weight_of(self.out_proj))
+                if mixture.reads_query_key:  # Otherwise the mixture has no queries, and the factor is 1.
+                    query_factors.append(query_factor)
+            if query_factors:
+                self.scale_queries_(torch.cat(query_factors))
 
     def scale_queries_(self, factor: Tensor) -> None:
         """Changes the query projection so that the queries of each head are multiplied by its factor.
@@ -445,7 +469,7 @@ class SyntheticAttention(nn.Module):
         # This is not in an `upgrade_state_dict_named`, as fairseq calls that before --encoder-layers-to-keep renames
         # layers. fairseq's own splits the joint projection of queries, keys and values that its older checkpoints have.
         MultiheadAttention.upgrade_state_dict_named(self, state_dict, prefix.rstrip("."))
-        adapt_checkpoint(state_dict, prefix, self.synthesizer, self.may_start_from_stock)
+        adapt_checkpoint(state_dict, prefix, self.synthesizer, self.loads_stock_checkpoint)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -194,42 +194,65 @@ def append_to_layer(
 def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> Tensor:
     """Returns a matrix of keys or values after the vectors of the new tokens are written to it.
 
-    The matrix is changed in place where possible. It is copied if it has to grow or to get another type, if gradients
-    are on, or if it was made in inference mode and this mode is off now.
+    The matrix is changed in place if it has free rows, has the type of the vectors and may be changed. Otherwise the
+    vectors are written to a copy.
 
     Args:
-        matrix: The matrix so far, (N H, d_h), or None before the first token.
-        newest: The vectors of the new tokens, (B, H, n, d_h). If only the first heads have any, the others get zeros.
-        table: The table that `extend_table` has returned for this step.
+        matrix: The matrix so far, (N H, d_h): a row for each of N tokens and H heads. None before the first token.
+        newest: The vectors of n new tokens of B hypotheses, (B, H, n, d_h). If only the first heads have vectors, the
+            other heads get zeros.
+        table: The table that `extend_table` has returned for this step. It says which rows to write to.
     """
-    num_heads = table.rows.size(1)
-    num_missing_heads = num_heads - newest.size(1)
-    if num_missing_heads > 0:
-        newest = F.pad(newest, [0, 0, 0, 0, 0, num_missing_heads])
+    newest = append_zero_heads(newest, num_heads=table.rows.size(1))  # (B, H, n, d_h)
     head_dim = newest.size(3)
-
-    # The new vectors one under another, and the row of the matrix for each. Both are sorted by token, then by
-    # hypothesis, then by head.
+    # A list of the new vectors, and a list of the rows of the matrix to write them to. Both lists are sorted by token,
+    # then by hypothesis, then by head.
     new_vectors = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)  # (n B H, d_h)
     rows_to_write = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (n B H,)
-
-    # The matrix to write to, which has the type of the vectors.
-    if matrix is None:
-        matrix = new_vectors.new_empty([choose_num_rows(table), head_dim])
-    elif table.kept_tokens is not None:
-        matrix = copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
+    matrix = make_room(matrix, new_vectors, table)
     if matrix.dtype != new_vectors.dtype:
         # The types differ if autocast was on in only some of the steps. Then both become fp32.
         matrix = matrix.float()
         new_vectors = new_vectors.float()
-
-    # Outside inference mode, torch refuses to write to a tensor that was made in it.
-    is_read_only = matrix.is_inference() and not torch.is_inference_mode_enabled()
-    # Autograd may need the matrix of the last step for a gradient, so that it must keep its values.
-    may_be_needed_for_gradients = torch.is_grad_enabled()
-    if is_read_only or may_be_needed_for_gradients:
+    if must_stay_unchanged(matrix):
         return matrix.index_copy(0, rows_to_write, new_vectors)  # writes to a copy
     return matrix.index_copy_(0, rows_to_write, new_vectors)
+
+
+def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
+    """Returns the vectors (B, heads, n, d_h) with further heads of zeros behind them, so that there are `num_heads`."""
+    num_missing_heads = num_heads - vectors.size(1)
+    if num_missing_heads == 0:
+        return vectors
+    # For each dimension from the last one on, `F.pad` takes the number of zeros to put before it and behind it.
+    none = (0, 0)
+    return F.pad(vectors, [*none, *none, 0, num_missing_heads])
+
+
+def make_room(matrix: Tensor | None, new_vectors: Tensor, table: BlockTable) -> Tensor:
+    """Returns a matrix that has free rows for the new vectors: the matrix of the last step, or a new one.
+
+    Args:
+        matrix: The matrix of the last step, (N H, d_h), or None before the first token.
+        new_vectors: The vectors to be written, (n B H, d_h). Only their width and type are read.
+        table: The table of this step.
+    """
+    if matrix is None:
+        head_dim = new_vectors.size(1)
+        return new_vectors.new_empty([choose_num_rows(table), head_dim])
+    if table.kept_tokens is None:
+        return matrix  # The table says that the matrix has enough free rows.
+    num_heads = table.rows.size(1)
+    return copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
+
+
+def must_stay_unchanged(matrix: Tensor) -> bool:
+    """Returns whether a matrix must not be written to in place."""
+    # Outside inference mode, torch refuses to write to a tensor that was made in it.
+    is_read_only = matrix.is_inference() and not torch.is_inference_mode_enabled()
+    # Autograd may need the values of the matrix for a gradient.
+    may_be_needed_for_gradients = torch.is_grad_enabled()
+    return is_read_only or may_be_needed_for_gradients
 
 
 def choose_num_rows(table: BlockTable) -> int:
@@ -247,10 +270,11 @@ def copy_kept_tokens(matrix: Tensor, kept_tokens: Tensor, num_heads: int, num_ro
         num_rows: Number of rows of the new matrix. The rows after the copied tokens are not initialised.
     """
     head_dim = matrix.size(1)
-    vectors_of_tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h): a row has the vectors of all heads
-    copied_vectors = vectors_of_tokens.index_select(0, kept_tokens).view(-1, head_dim)  # (kept tokens H, d_h)
-    num_free_rows = num_rows - copied_vectors.size(0)
-    return torch.cat([copied_vectors, copied_vectors.new_empty([num_free_rows, head_dim])])
+    vectors_of_tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h): a row for each token, with all heads
+    kept_vectors = vectors_of_tokens.index_select(0, kept_tokens)  # (number of kept tokens, H d_h)
+    kept_rows = kept_vectors.view(-1, head_dim)  # a row for each token and head again
+    free_rows = kept_rows.new_empty([num_rows - kept_rows.size(0), head_dim])
+    return torch.cat([kept_rows, free_rows])
 
 
 def read_keys(layer_cache: LayerCache, table: BlockTable, num_heads: int) -> Tensor | None:
@@ -263,9 +287,6 @@ def read_keys(layer_cache: LayerCache, table: BlockTable, num_heads: int) -> Ten
 def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable) -> Tensor:
     """Returns the attention's output: the sum of the values of all tokens so far, weighted by the attention weights.
 
-    For a single new token, the values are read where they are. For several tokens, or with gradients, they are copied
-    first.
-
     Args:
         weights: The attention weights of the n new tokens, (B, H, n, t).
         layer_cache: The values of all tokens, a matrix with a row of d_h features for each token and head.
@@ -274,25 +295,37 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
     Returns:
         (B, H, n, d_h)
     """
-    bsz, num_heads, _ = table.rows.size()
     weights = weights.to(layer_cache.values.dtype)
-    has_several_new_tokens = weights.size(2) != 1
-    # `embedding_bag`, below, has no second derivative, which somebody may ask for.
+    has_single_new_token = weights.size(2) == 1
+    # `sum_without_copy` has no second derivative, which somebody may ask for if gradients are on.
     may_need_second_derivative = torch.is_grad_enabled()
-    if has_several_new_tokens or may_need_second_derivative:
-        values = F.embedding(table.rows, layer_cache.values)  # a copy, (B, H, t, d_h)
-        return torch.matmul(weights, values)
-    # `embedding_bag` returns a weighted sum of rows of a matrix for each *bag* of rows, without copying the rows. There
-    # is a bag for each hypothesis and head, with the rows of its t tokens. An offset tells where a bag begins in the
-    # list of all rows.
-    out = F.embedding_bag(
-        table.rows.reshape(-1),  # (B H t,)
-        layer_cache.values,
-        offsets=table.offsets,
+    if has_single_new_token and not may_need_second_derivative:
+        return sum_without_copy(weights, layer_cache.values, table)
+    copied_values = F.embedding(table.rows, layer_cache.values)  # (B, H, t, d_h)
+    return torch.matmul(weights, copied_values)
+
+
+def sum_without_copy(weights: Tensor, values: Tensor, table: BlockTable) -> Tensor:
+    """Returns the weighted sum of values for a single new token, (B, H, 1, d_h), as `weighted_values` describes it.
+
+    `F.embedding_bag` reads the values where they are in the matrix. It returns a weighted sum of rows of the matrix for
+    each *bag* of rows. Here, a bag has the rows of one hypothesis and head, which are its t tokens. The bags are one
+    behind the other in the list of all rows, and an offset says where a bag begins.
+
+    Args:
+        weights: The attention weights of the new token, (B, H, 1, t).
+        values: The matrix of values.
+        table: Has the rows of each bag and the offsets.
+    """
+    bsz, num_heads, _ = table.rows.size()
+    sums = F.embedding_bag(
+        table.rows.reshape(-1),  # (B H t,), sorted by hypothesis, then by head, then by token
+        values,
+        offsets=table.offsets,  # (B H,)
         mode="sum",
-        per_sample_weights=weights.reshape(-1),  # (B H t,)
-    )
-    return out.view(bsz, num_heads, 1, -1)
+        per_sample_weights=weights.reshape(-1),  # (B H t,), in the order of the rows
+    )  # (B H, d_h)
+    return sums.view(bsz, num_heads, 1, -1)
 
 
 def append_padding(

@@ -241,14 +241,19 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
     ) -> None:
         """Builds the decoder with its layers; arguments are those of fairseq's decoder."""
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)  # builds `self.layers`
-        name_dropout(self, "TransformerDecoder")
+        name_dropout(self, "TransformerDecoder")  # so that --retain-dropout-modules finds its dropout
         self.set_limit(stack_limit(cfg, cfg.decoder_head_groups))
-        # In decoding, all layers read the block table of the first layer, which says where the keys and values of each
-        # hypothesis are. (For the first layer itself, this changes nothing.)
+        self.share_block_table()
+
+    def share_block_table(self) -> None:
+        """Makes all layers read the block table of the first layer, so that a step of decoding makes a single table.
+
+        The table tells in which rows of a layer's memory the keys and values of each hypothesis are.
+        """
         first_attention = self.layers[0].self_attn
-        # Not `for layer in self.layers`, which leaves layers out at random with --decoder-layerdrop.
-        for i in range(len(self.layers)):
-            self.layers[i].self_attn.share_table(first_attention)
+        # The loop is over indices: a loop over `self.layers` leaves layers out at random with --decoder-layerdrop.
+        for index in range(1, len(self.layers)):
+            self.layers[index].self_attn.share_table(first_attention)
 
     def build_decoder_layer(self, cfg: TransformerConfig, no_encoder_attn: bool = False) -> nn.Module:
         groups = cfg.decoder_head_groups[self.count_layer()]

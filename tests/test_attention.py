@@ -730,7 +730,7 @@ def test_the_table_of_cached_values_grows_by_doubling(mode):
             values = incremental_state[module.state_key("vectors")].values
             number_of_moves += values.data_ptr() != last_address
             last_address = values.data_ptr()
-            assert values.size(0) <= 4 * incremental_state[module.own_table].rows.numel()
+            assert values.size(0) <= 4 * incremental_state[module.table_key].rows.numel()
             order = torch.tensor([4, 4, 4, 0, 1, 2] if step < 31 else [1, 0])
             module.reorder_incremental_state(incremental_state, order)
             assert incremental_state[module.state_key("vectors")].values.data_ptr() == last_address
@@ -769,7 +769,7 @@ def test_only_functions_that_read_keys_have_them_projected_and_cached(spec):
         module(x, x, x, incremental_state=incremental_state)
     reads_keys = any(SYNTHESIZERS[name].reads_query_key for name in spec.split("+"))
     assert (incremental_state[module.state_key("vectors")].keys is not None) == reads_keys
-    assert incremental_state[module.own_table].key_padding_mask is None
+    assert incremental_state[module.table_key].key_padding_mask is None
     assert (module.q_proj is not None) == reads_keys
     assert (module.k_proj is not None) == reads_keys
 

@@ -673,7 +673,7 @@ def test_all_layers_of_a_decoder_share_the_table_of_the_first_layer(spec, layerd
             model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=incremental_state)
             model.decoder.reorder_incremental_state_scripting(incremental_state, torch.tensor([2, 0, 1]))
     tables = [key for key in incremental_state if key.endswith(".table")]
-    assert tables == [model.decoder.layers[0].self_attn.own_table]
+    assert tables == [model.decoder.layers[0].self_attn.table_key]
     assert extend_table.call_count == 5
 
 
