@@ -39,7 +39,8 @@ from .names import VARIANTS, architecture_name
 from .roberta import SynthesizerRoberta
 from .transformer import SynthesizerTransformer
 
-# A preset fills in, in place, the flags that the command line has not set. fairseq calls it before it builds a model.
+# A preset gives values to the flags that the command line has not set, by changing the namespace of flags in place.
+# fairseq calls it before it builds a model.
 Preset = Callable[[argparse.Namespace], None]
 
 
@@ -94,17 +95,22 @@ def widen(preset: Preset) -> Preset:
     """
 
     def widened_preset(args: argparse.Namespace) -> None:
-        # A width that is set before `preset` is called stays as it is. The user has set it; or this preset has, because
-        # fairseq calls it a second time on the same flags when it builds or loads a model.
-        stacks_to_widen = []
-        for stack in ("encoder", "decoder"):
-            if getattr(args, f"{stack}_ffn_embed_dim", None) is None:
-                stacks_to_widen.append(stack)
-        preset(args)
-        for stack in stacks_to_widen:
+        """Calls `preset`, and then widens the feed-forward networks of the stacks whose width was not set before.
+
+        fairseq may call a preset twice on the same flags. In the second call, all widths are set, so nothing is widened
+        again.
+        """
+        stacks_without_width = [stack for stack in ("encoder", "decoder") if not has_width(args, stack)]
+        preset(args)  # This sets all widths.
+        for stack in stacks_without_width:
             widen_feed_forward(args, stack)
 
     return widened_preset
+
+
+def has_width(args: argparse.Namespace, stack: str) -> bool:
+    """Returns whether the width of the feed-forward networks of a stack is set."""
+    return getattr(args, f"{stack}_ffn_embed_dim", None) is not None
 
 
 def widen_feed_forward(args: argparse.Namespace, stack: str) -> None:
@@ -139,18 +145,28 @@ def make_convolutional(preset: Preset, conv_type: str) -> Preset:
     """
 
     def convolutional_preset(args: argparse.Namespace) -> None:
-        # fairseq's parser has already set --encoder-conv-type and --decoder-conv-type to its default.
+        """Sets the sizes of the Transformer, then the flags that only the convolutional model has."""
+        preset(args)
+        # These flags are overwritten, because fairseq's parser has set them to its default.
         args.encoder_conv_type = conv_type
         args.decoder_conv_type = conv_type
-        preset(args)
-        # There is a width for each layer, so this comes after `preset`, which sets the numbers of layers. The parser
-        # has no default for the widths, so they are set by now only if the user has given them.
-        encoder_widths = convolution_widths(args.encoder_layers)
-        decoder_widths = convolution_widths(args.decoder_layers)
-        set_defaults(args, encoder_kernel_size_list=encoder_widths, decoder_kernel_size_list=decoder_widths)
+        set_convolution_widths(args)
         lightconv.base_architecture(args)  # This sets all flags of the model that are not set yet.
 
     return convolutional_preset
+
+
+def set_convolution_widths(args: argparse.Namespace) -> None:
+    """Sets the width of the convolution in each layer, unless the user has given the widths.
+
+    Args:
+        args: the flags, which are changed. The numbers of layers are set already.
+    """
+    set_defaults(
+        args,
+        encoder_kernel_size_list=convolution_widths(args.encoder_layers),
+        decoder_kernel_size_list=convolution_widths(args.decoder_layers),
+    )
 
 
 def convolution_widths(num_layers: int) -> list[int]:
@@ -339,11 +355,11 @@ def forget_earlier_import() -> None:
     """
     model_names = {name for name, model in MODEL_REGISTRY.items() if is_of_this_package(model)}
     architectures_with_preset = {name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)}
-    # With each model, fairseq registers an architecture that has the name of the model and a preset of fairseq's own.
-    architectures_without_preset = model_names
+    # Under the name of each model, fairseq registers an architecture, too. Its preset is not of this package.
+    architectures = architectures_with_preset | model_names
     for name in model_names:
         forget_model(name)
-    for name in architectures_with_preset | architectures_without_preset:
+    for name in architectures:
         forget_architecture(name)
 
 

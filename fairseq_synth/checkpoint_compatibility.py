@@ -22,23 +22,24 @@ FUNCTION_KEY = re.compile(r"(?:groups\.(?P<group>\d+)\.)?components\.(?P<functio
 
 
 def adapt_checkpoint(
-    state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool = True
+    state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint: bool = True
 ) -> None:
     """Checks that an attention can load its weights from a checkpoint, and adds what a stock checkpoint lacks.
 
     There are three cases:
 
-    * No key begins with `prefix`, so the checkpoint is of another model altogether. Nothing is done.
-    * The attention in the checkpoint looks like a stock Transformer's: it has query projections, and no keys
-      ``synthesizer.*``. If this attention can start from it (`check_start`), these keys are added to `state_dict`.
-    * The attention in the checkpoint is a Synthesizer's. It has to have the functions of this attention, at the same
-      sizes.
+    1. No key begins with `prefix`, so the checkpoint is of another model altogether. Nothing is done.
+    2. The attention in the checkpoint computes dot products alone. It is a stock Transformer's, or this plugin's with
+       ``vanilla`` alone, which has the same keys. If the attention of the model can start from it (`check_start`), the
+       missing keys ``synthesizer.*`` are added to `state_dict`.
+    3. The attention in the checkpoint has other functions. The attention of the model has to have the same functions,
+       at the same sizes.
 
     Args:
         state_dict: The weights of the checkpoint, which is changed in place in the second case.
         prefix: The keys of this attention begin with it; it ends with a dot.
         synthesizer: The part of the attention that computes the logits.
-        may_start_from_stock: Whether no layer of the checkpoint has keys ``synthesizer.*``; see `check_start`.
+        is_stock_checkpoint: Whether no layer of the checkpoint has keys ``synthesizer.*``; see `check_start`.
 
     Raises:
         SynthesizerError: The checkpoint has other functions, or other sizes of the same functions. Or only one of the
@@ -49,13 +50,13 @@ def adapt_checkpoint(
         return  # Strict loading, which comes next, lists what is missing.
     saved = select_prefix(state_dict, f"{prefix}synthesizer.")
     check_folding(prefix, saved, synthesizer)
-    has_queries = f"{prefix}q_proj.weight" in state_dict
-    looks_like_stock = has_queries and not saved  # This plugin's attention looks so too if it has `vanilla` alone.
-    if looks_like_stock:
-        check_start(prefix, synthesizer, may_start_from_stock)
+    saved_has_queries = f"{prefix}q_proj.weight" in state_dict
+    has_dot_products_alone = saved_has_queries and not saved
+    if has_dot_products_alone:
+        check_start(prefix, synthesizer, is_stock_checkpoint)
         start_from_dot_product(state_dict, prefix, synthesizer)
     else:
-        check_functions(prefix, saved, has_queries, synthesizer)
+        check_functions(prefix, saved, saved_has_queries, synthesizer)
         check_mixture(prefix, saved, synthesizer)
         check_shapes(prefix, saved, synthesizer)
 
@@ -102,7 +103,10 @@ def keys_with_name(keys: Iterable[str], name: str) -> set[str]:
 
 
 def check_functions(prefix: str, saved: StateDict, saved_has_queries: bool, synthesizer: LayerSynthesizer) -> None:
-    """Raises SynthesizerError if the attention has other functions in the checkpoint than in the model.
+    """Raises SynthesizerError if the functions of the attention in the checkpoint are not those in the model.
+
+    Two functions are equal if they have the same weights. The weights of ``vanilla`` are the query and key projections.
+    The weights of all other functions are in the state dict of the synthesizer.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
@@ -112,7 +116,6 @@ def check_functions(prefix: str, saved: StateDict, saved_has_queries: bool, synt
     """
     saved_functions = functions_with_weights(saved)
     model_functions = functions_with_weights(synthesizer.state_dict())
-    # The weights of ``vanilla`` are the query and key projections. They are not in the state dict of a synthesizer.
     model_has_queries = any(mixture.reads_query_key for mixture in synthesizer.mixtures())
     if saved_functions == model_functions and saved_has_queries == model_has_queries:
         return
@@ -131,13 +134,17 @@ def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
         saved: The state dict of the synthesizer in the checkpoint, which has the functions of the model.
         synthesizer: The synthesizer of the model.
     """
-    # Each convex mixture of several functions has a parameter ``alpha``, and a sum has none.
+    # With ``convex``, each group of heads that mixes several functions has a parameter ``alpha``, and with ``sum``, no
+    # group has it. As checkpoint and model have the same groups, different keys mean that one of the two has none.
     saved_alphas = keys_with_name(saved, "alpha")
     model_alphas = keys_with_name(synthesizer.state_dict(), "alpha")
-    if saved_alphas != model_alphas:
-        attention = prefix.removesuffix(".")
-        mixture = "convex" if saved_alphas else "sum"
-        raise SynthesizerError(f"{attention}: the checkpoint was trained with --synth-mixture {mixture}; use that")
+    if saved_alphas == model_alphas:
+        return
+    attention = prefix.removesuffix(".")
+    mixture_of_checkpoint = "convex" if saved_alphas else "sum"
+    raise SynthesizerError(
+        f"{attention}: the checkpoint was trained with --synth-mixture {mixture_of_checkpoint}; use that"
+    )
 
 
 def describe_weights(functions: set[str], has_queries: bool) -> str:
@@ -163,37 +170,41 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
             )
 
 
-def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock: bool) -> None:
-    """Raises SynthesizerError if the attention of the model cannot start from a stock attention in the checkpoint.
+def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint: bool) -> None:
+    """Raises SynthesizerError if the attention of the model cannot start from dot products in the checkpoint.
 
-    A *stock* attention is fairseq's own: all heads compute dot products (``vanilla``) alone. The attention of the model
-    can start from it if it has ``vanilla`` alone, too. If it has further functions, it can start only if all of its
-    heads are of one kind, and this kind has ``vanilla``, and no other layer of the checkpoint has weights of such
-    functions. If another layer has some, the checkpoint is a Synthesizer's, and has ``vanilla`` alone in this layer.
+    In the checkpoint, all heads of the attention compute dot products (``vanilla``) alone. These are the heads that the
+    attention of the model may have:
+
+    1. Heads of one kind without ``vanilla``: an error.
+    2. Heads with ``vanilla`` alone: allowed, because they need no weights that the checkpoint lacks.
+    3. Heads of several kinds: an error.
+    4. Heads of one kind that mix ``vanilla`` with other functions: allowed for a stock checkpoint. Otherwise the
+       checkpoint is a Synthesizer's that has ``vanilla`` alone in this layer, which is an error.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
         synthesizer: The synthesizer of the model.
-        may_start_from_stock: Whether no layer of the checkpoint has keys ``synthesizer.*``.
+        is_stock_checkpoint: Whether no layer of the checkpoint has keys ``synthesizer.*``.
     """
     attention = prefix.removesuffix(".")
     mixtures = synthesizer.mixtures()  # one for each kind of heads
-    has_several_kinds_of_heads = len(mixtures) > 1
-    if not has_several_kinds_of_heads and not mixtures[0].reads_query_key:
+    has_heads_of_one_kind = len(mixtures) == 1
+    if has_heads_of_one_kind and not mixtures[0].reads_query_key:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    needs_further_weights = bool(synthesizer.state_dict())  # The weights of ``vanilla`` are not in here.
-    if not needs_further_weights:
+    has_vanilla_alone = not synthesizer.state_dict()  # The weights of ``vanilla`` are not in this state dict.
+    if has_vanilla_alone:
         return
-    if has_several_kinds_of_heads:
+    if not has_heads_of_one_kind:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of several "
             f"kinds; {advise_functions(attention)}"
         )
-    if not may_start_from_stock:
+    if not is_stock_checkpoint:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
@@ -202,19 +213,20 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, may_start_from_stock
 
 
 def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
-    """Adds the weights of the synthesizer to the state dict of a stock attention, which is changed in place.
+    """Adds the weights that the synthesizer needs to the state dict of a stock attention.
 
-    In these weights, the logits of all trained functions other than ``vanilla`` are 0. A model with ``--synth-mixture
-    sum`` then starts with the output of the stock model. The synthesizer gets the same weights, in place.
+    With these weights, the logits of all trained functions other than ``vanilla`` are 0. A model with ``--synth-mixture
+    sum`` then starts with the output of the stock model.
 
     Args:
-        state_dict: The weights of the checkpoint.
+        state_dict: The weights of the checkpoint, which is changed in place.
         prefix: The keys of the attention begin with it; it ends with a dot.
-        synthesizer: The synthesizer of the model, which `check_start` has accepted.
+        synthesizer: The synthesizer of the model, which `check_start` has accepted. It gets the same weights, in place.
     """
-    if not synthesizer.state_dict():
-        return  # All heads have `vanilla` alone, so the checkpoint lacks nothing.
-    (mixture,) = synthesizer.mixtures()  # `check_start` refuses several kinds of heads.
+    has_vanilla_alone = not synthesizer.state_dict()
+    if has_vanilla_alone:
+        return  # The checkpoint lacks nothing.
+    (mixture,) = synthesizer.mixtures()  # `check_start` has refused heads of several kinds.
     attention = prefix.removesuffix(".")
     logger.info(f"{attention}: starting {' and '.join(mixture.components)} from the weights of dot-product attention")
     warn_of_other_output(attention, mixture)
@@ -225,7 +237,7 @@ def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: Laye
 
 
 def warn_of_other_output(attention: str, mixture: Mixture) -> None:
-    """Warns if an attention that starts from dot-product attention has another output than it at first.
+    """Warns if an attention that starts from a checkpoint's dot products does not start with the checkpoint's output.
 
     Args:
         attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
@@ -268,10 +280,11 @@ def functions_with_weights(keys: Iterable[str]) -> set[str]:
         match = FUNCTION_KEY.match(key)
         if match is None:
             continue
-        if match["group"] is None:
+        group_text = match["group"]  # such as "0"; None if all heads are one group
+        if group_text is None:
             names.add(match["function"])
         else:
-            names.add(name_in_group(match["function"], int(match["group"])))
+            names.add(name_in_group(match["function"], group=int(group_text)))
     return names
 
 

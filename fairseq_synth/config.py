@@ -124,7 +124,8 @@ def field_to_flag(config_field: Any, name: str) -> Flag:
     default: Any = config_field.default
     annotation: Any = config_field.type
     if name in ("decoder_input_dim", "decoder_output_dim"):
-        # These are as wide as the decoder by default. fairseq's default under Hydra is 512, whatever that width.
+        # The default is the width of the decoder, as on fairseq's command line. With Hydra, fairseq's default is always
+        # 512. II("model.x") is an interpolation: a reference to the value of x.
         default = II("model.decoder_embed_dim")
     if name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         # fairseq declares a list, but expects a text such as "0,2". (It does not know the annotation `str | None`.)
@@ -270,12 +271,12 @@ def read_layers(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, .
     num_heads = getattr(args, f"{stack}_attention_heads")
     groups_of_layers = [parse_heads(layer_spec, num_heads, flag) for layer_spec in spec.split(",")]
     if len(groups_of_layers) == 1:
-        groups_of_layers *= num_layers  # A value without commas is for all layers.
+        groups_of_layers = groups_of_layers * num_layers  # A value without commas is for all layers.
     if len(groups_of_layers) != num_layers:
         raise SynthesizerError(
             f"{flag} {spec!r} names {len(groups_of_layers)} layers, but --{stack}-layers is {num_layers}"
         )
-    # The flag is for all layers, also those that --{stack}-layers-to-keep leaves out.
+    # Up to here, there are groups for all layers, also for those that --{stack}-layers-to-keep leaves out.
     return [groups_of_layers[layer] for layer in kept_layers(args, stack)]
 
 

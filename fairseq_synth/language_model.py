@@ -25,6 +25,8 @@ LONGEST_ROW_WITH_SINUSOIDS = 100_000
 class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
     """fairseq's ``transformer_lm`` with synthesized self-attention; the token at position t attends up to position t.
 
+    A language model reads the text in rows, which are parts of a certain length.
+
     Attributes:
         add_bos_token: whether ``--add-bos-token`` puts a token before each row, which fairseq does not count.
         takes_longer_rows: whether rows may be longer in an evaluation than in the training.
@@ -49,23 +51,20 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         settings = cls.read_config(cfg, task)
         args = check_and_parse_flags(settings, cls.stacks)
         check_embeddings(args)
-        add_bos_token = bool(args.add_bos_token)
-        limit = stack_limit(args, args.decoder_head_groups)
+        limit = stack_limit(args, args.decoder_head_groups)  # the longest row, or None
         if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token)
-        embed_tokens: Any = build_embedding(args, task.source_dictionary)
-        decoder = SynthesizerDecoder(decoder_config(args), task.target_dictionary, embed_tokens, no_encoder_attn=True)
-        model = cls(decoder)
-        model.add_bos_token = add_bos_token
+            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token=bool(args.add_bos_token))
+
+        model = cls(build_decoder(args, task))
+        model.add_bos_token = bool(args.add_bos_token)
         model.takes_longer_rows = not has_limited_positions(args, limit)
-        announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
+        announce_limit(task, limit)  # A model that could not be built has no limit to announce.
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation or evaluation in place, as fairseq's own method does.
 
-        This sets what `max_positions` depends on: `add_bos_token`, and the decoder's limit, because rows may from now
-        on be longer than in the training, if the model can take them (`takes_longer_rows`).
+        Two attributes change on which the result of `max_positions` depends. Then the flags of a search are checked.
 
         Args:
             cfg: fairseq's whole config.
@@ -75,14 +74,13 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
                 cannot read the longest sentence that the search may write.
         """
         super().prepare_for_inference_(cfg)
-        # An evaluation may have --add-bos-token although the training did not.
         if getattr(cfg.task, "add_bos_token", False):
-            self.add_bos_token = True
+            self.add_bos_token = True  # An evaluation may have the flag although the training did not.
         if self.takes_longer_rows:
             self.decoder.max_target_positions = LONGEST_ROW_WITH_SINUSOIDS
-        # `check_min_len` depends on the limit that has just been set.
-        generation = getattr(cfg, "generation", None)
-        check_min_len(generation, self.decoder)
+
+        generation = getattr(cfg, "generation", None)  # the flags of the search
+        check_min_len(generation, self.decoder)  # reads `max_target_positions`, which may have changed
         check_fusion(generation, self.decoder)
 
     def max_positions(self) -> int:
@@ -96,6 +94,17 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
             return positions
         uncounted_tokens = 1 if self.add_bos_token else 0
         return min(positions, limit - uncounted_tokens)
+
+
+def build_decoder(args: argparse.Namespace, task: Any) -> SynthesizerDecoder:
+    """Returns the decoder of a language model, which has no attention to an encoder.
+
+    Args:
+        args: the flags of the model, as `check_and_parse_flags` returns them.
+        task: fairseq's task, which has the dictionaries.
+    """
+    embed_tokens = build_embedding(args, task.source_dictionary)
+    return SynthesizerDecoder(decoder_config(args), task.target_dictionary, embed_tokens, no_encoder_attn=True)
 
 
 def has_limited_positions(args: argparse.Namespace, limit: Limit | None) -> bool:
@@ -120,10 +129,10 @@ def decoder_config(args: argparse.Namespace) -> TransformerConfig:
         args: the flags of the model, which stay as they are.
     """
     settings = argparse.Namespace(**vars(args))  # a copy
-    if args.max_target_positions is None:
-        settings.max_target_positions = args.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
-    if args.decoder_layers_to_keep:
-        settings.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+    if settings.max_target_positions is None:
+        settings.max_target_positions = settings.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
+    if settings.decoder_layers_to_keep:  # such as "0,2"
+        settings.decoder_layers = len(settings.decoder_layers_to_keep.split(","))
     return TransformerConfig.from_namespace(settings)
 
 

@@ -25,7 +25,7 @@ def announce_limit(task: Any, limit: Limit | None) -> None:
 
     Args:
         task: fairseq's task.
-        limit: the longest sentence of the model, or None, which has nothing to announce.
+        limit: the longest sentence of the model. With None, nothing is done.
 
     Raises:
         SynthesizerError: ``--required-seq-len-multiple`` would pad some sentences to a length beyond the limit.
@@ -70,12 +70,13 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
 
     Args:
         flag: the flag that sets the length of the rows.
-        length: its value, in tokens.
+        length: the value of the flag, in tokens.
         limit: the model's limit, if it has one.
-        add_bos_token: whether ``--add-bos-token`` makes each row one token longer, which fairseq does not count.
+        add_bos_token: whether ``--add-bos-token`` makes each row one token longer. The flag's value does not count this
+            token.
 
     Raises:
-        SynthesizerError: they are longer.
+        SynthesizerError: the rows are longer than the limit.
     """
     num_bos_tokens = 1 if add_bos_token else 0
     num_tokens_read = length + num_bos_tokens
@@ -92,11 +93,11 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
 def length_hint(text: str) -> str:
     """Returns a hint on ``--synth-max-length`` to add to a message of fairseq about a sentence that is too long.
 
-    There is a hint for each limit in the message that is also in `known_limits`, and so that of a Synthesizer of this
-    process. The result is empty if there is none.
+    There is a hint for each limit in the message that is also in `known_limits`, the limits of the Synthesizers that
+    this process has built. Without such a limit, the result is empty.
 
     Args:
-        text: the message; see `limits_in_message`.
+        text: the message, such as "… max_positions=24 …".
     """
     hints = ""
     limits_of_synthesizers = limits_in_message(text) & known_limits
@@ -190,7 +191,7 @@ def check_fusion(generation: Any, decoder: Any) -> None:
     if not has_language_model or max_length is None:
         return
     # With --match-source-len or --max-len-a, the length of the output depends on the source and has no fixed limit.
-    depends_on_source = generation.match_source_len or generation.max_len_a
+    depends_on_source = generation.match_source_len or generation.max_len_a != 0
     # A search writes up to --max-len-b tokens. The language model reads the end of sentence before them.
     most_tokens_read = generation.max_len_b + 1
     if depends_on_source or most_tokens_read > max_length:

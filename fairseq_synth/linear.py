@@ -45,14 +45,14 @@ class LinearWeights(NamedTuple):
 
 
 def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
-    """Returns weight and bias of a linear layer if calling the layer is no more than ``F.linear`` with them.
+    """Returns the weight and bias of a linear layer, with which ``F.linear`` computes the same as a call of the layer.
 
-    Returns None if the layer has hooks, is quantized, has no bias, or is sharded, so that it has to be called itself.
+    Returns None if the layer has to be called itself, because it has hooks, is quantized, has no bias, or is sharded.
     """
     if not is_plain_linear(layer):
         return None
-    # For speed: reading the attributes `layer.weight` and `layer.bias` takes Python several times as long. In a sharded
-    # layer, the weights are only attributes and not in this dictionary.
+    # Reading the dictionary of parameters is several times as fast as reading the attributes `layer.weight` and
+    # `layer.bias`. The parameters of a sharded layer are not in this dictionary.
     parameters: dict[str, Any] = layer._parameters
     weight = parameters.get("weight")
     bias = parameters.get("bias")

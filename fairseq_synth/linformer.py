@@ -73,17 +73,14 @@ class LinformerAttention(nn.Module):
         self.k_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.v_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.out_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
-        # E projects the keys and F the values. With "layerwise", the encoder later replaces both by those of its first
-        # layer.
-        heads_share_projections = sharing in ("headwise", "key-value", "layerwise")
-        keys_and_values_share_projections = sharing in ("key-value", "layerwise")
-        num_matrices = 1 if heads_share_projections else num_heads
-        self.E = nn.Parameter(torch.empty(num_matrices, k, max_length))
-        self.F = self.E
-        if not keys_and_values_share_projections:
-            self.F = nn.Parameter(torch.empty_like(self.E))
-        # The paper does not say how E and F are initialised. If they are the same parameter, its values are drawn
-        # twice. The first ones are lost, but without them, models from the same seed would get other weights.
+        # E projects the keys and F the values, from `max_length` tokens to k positions.
+        self.E = new_projection(num_heads, k, max_length, sharing)
+        if sharing in ("none", "headwise"):
+            self.F = new_projection(num_heads, k, max_length, sharing)
+        else:
+            self.F = self.E  # Keys and values share the projection.
+        # The paper does not say how E and F are initialised. A shared projection is initialised twice. The first values
+        # are lost, but without them, models from the same seed would get other weights than they had so far.
         glorot_uniform_(self.E)
         glorot_uniform_(self.F)
 
@@ -132,6 +129,12 @@ class LinformerAttention(nn.Module):
         return x.reshape(x.size(0), x.size(1), self.num_heads, -1).permute(1, 2, 0, 3)
 
 
+def new_projection(num_heads: int, k: int, max_length: int, sharing: str) -> nn.Parameter:
+    """Returns a projection E or F without values: (H, k, n), or (1, k, n) if all heads share it."""
+    num_matrices = num_heads if sharing == "none" else 1
+    return nn.Parameter(torch.empty(num_matrices, k, max_length))
+
+
 class LinformerEncoderLayer(EncoderLayer):
     """fairseq's encoder layer around a `LinformerAttention`."""
 
@@ -157,9 +160,9 @@ class LinformerEncoder(AlignedEncoder):
         self.set_limit(Limit(cfg.max_source_positions, "--max-positions"))
         if cfg.linformer_sharing == "layerwise":
             shared_projection = self.layers[0].self_attn.E
-            # Not `for layer in self.layers`, which leaves layers out at random with --encoder-layerdrop.
-            for i in range(len(self.layers)):
-                attention = self.layers[i].self_attn
+            # The loop is over indices: a loop over `self.layers` leaves layers out at random with --encoder-layerdrop.
+            for index in range(len(self.layers)):
+                attention = self.layers[index].self_attn
                 attention.E = shared_projection
                 attention.F = shared_projection
 
@@ -198,7 +201,7 @@ class RobertaLinformer(SynthesizerRoberta):
             state_dict: the weights of the checkpoint, in which a shared projection has several keys.
 
         Raises:
-            SynthesizerError: two of them differ.
+            SynthesizerError: two values of the same projection differ.
         """
         for names_of_projection in self.projection_names():
             first_name = names_of_projection[0]

@@ -30,6 +30,9 @@ CONFIG_ERRORS = tuple(
     if hasattr(omegaconf.errors, name)
 )
 
+# what a message of `from_pretrained` advises if the path of the dictionaries is a file
+ADVICE_ABOUT_DATA = "give the folder of the dictionaries"
+
 
 class SynthesizerModel:
     """The first base class of each kind of model; the second is fairseq's model of that kind.
@@ -58,16 +61,9 @@ class SynthesizerModel:
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the flags of the model to the parser of a command, except those that are hidden (`hidden`).
 
-        They have no defaults there, because the architecture sets every flag that is not given.
+        The parser gets no defaults, because the architecture sets every flag that is not given.
         """
-        hidden = (*cls.hidden, "_name")  # `_name` is the name of the config for Hydra, which is no flag.
-        # fairseq adds a flag for every field of a dataclass. So it gets a new dataclass that lacks the hidden fields.
-        shown_fields = []
-        for config_field in dataclasses.fields(cls.config):
-            if config_field.name not in hidden:
-                copied_field = dataclasses.field(default=config_field.default, metadata=config_field.metadata)
-                shown_fields.append((config_field.name, config_field.type, copied_field))
-        shown_config: Any = dataclasses.make_dataclass("Flags", shown_fields, bases=(FairseqDataclass,))
+        shown_config = without_fields(cls.config, cls.hidden)
         gen_parser_from_dataclass(parser, shown_config(), delete_default=True)
 
     @classmethod
@@ -147,8 +143,7 @@ class SynthesizerModel:
         # translation models below, but no Synthesizer is a model for it.
         if isinstance(task, TranslationLevenshteinTask):
             return "non-autoregressive model"
-        # `cls` is checked before the other models, because two kinds of model may have the same tasks, as encoders and
-        # Linformer do.
+        # Two kinds of model may have the same tasks, as encoders and Linformer do. So `cls` is checked first.
         for model in (cls, *model_classes()):
             if isinstance(task, model.tasks):
                 return model.kind
@@ -171,7 +166,7 @@ class SynthesizerModel:
                 f"the checkpoint contains {with_article(kind)}, but this model is {with_article(self.kind)}; use a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
-        self.set_may_start_from_stock(state_dict)
+        self.tell_layers_if_stock(state_dict)
         try:
             return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
         except RuntimeError as error:
@@ -180,8 +175,8 @@ class SynthesizerModel:
                 raise
             raise SynthesizerError(explain_misfit(str(error))) from error
 
-    def set_may_start_from_stock(self, state_dict: dict[str, Tensor]) -> None:
-        """Sets `SyntheticAttention.may_start_from_stock` in all layers before they load a checkpoint.
+    def tell_layers_if_stock(self, state_dict: dict[str, Tensor]) -> None:
+        """Tells all layers whether the checkpoint that they load next is a stock Transformer's.
 
         Either all layers start from a stock Transformer's attention, or none does. But when a layer loads its weights,
         it does not look at the weights of other layers. So it has to be told before.
@@ -190,9 +185,9 @@ class SynthesizerModel:
             state_dict: the weights of the whole checkpoint.
         """
         is_stock_checkpoint = not any(".synthesizer." in key for key in state_dict)
-        for module in self.modules():  # type: ignore[attr-defined]
+        for module in self.modules():  # type: ignore[attr-defined] # the method of `nn.Module`, of the other base class
             if isinstance(module, SyntheticAttention):
-                module.may_start_from_stock = is_stock_checkpoint
+                module.loads_stock_checkpoint = is_stock_checkpoint
 
     def __prepare_scriptable__(self) -> Any:
         """Raises SynthesizerError, because these models cannot be compiled to TorchScript.
@@ -203,6 +198,21 @@ class SynthesizerModel:
             f"{type(self).__name__}: TorchScript is not supported; use the model in Python, or compile it with "
             "torch.compile"
         )
+
+
+def without_fields(config: type[FairseqDataclass], names: Sequence[str]) -> Any:
+    """Returns a new dataclass that has the fields of `config` except those with the given names.
+
+    Args:
+        config: a dataclass all of whose fields have plain defaults and no default factories.
+        names: the names of the fields to leave out.
+    """
+    kept_fields = []
+    for config_field in dataclasses.fields(config):
+        if config_field.name not in names:
+            copied_field = dataclasses.field(default=config_field.default, metadata=config_field.metadata)
+            kept_fields.append((config_field.name, config_field.type, copied_field))
+    return dataclasses.make_dataclass("Flags", kept_fields, bases=(FairseqDataclass,))
 
 
 def read_overrides(overrides: str | dict[str, Any]) -> dict[str, Any]:
@@ -249,9 +259,9 @@ def check_model(model: str, checkpoints: str) -> None:
     is_url = "://" in model
     if is_url:
         return
-    # If `model` is some other file, the user has probably given the path of a checkpoint in place of its folder.
-    advice_about_file = f"give its folder, and checkpoint_file={os.path.basename(model)!r}"
-    check_folder_or_archive(model, advice_about_file)
+    # A file that is no archive is probably a checkpoint, whose folder the user should have given.
+    advice_about_checkpoint = f"give its folder, and checkpoint_file={os.path.basename(model)!r}"
+    check_folder_or_archive(model, advice_about_file=advice_about_checkpoint)
     is_archive = not os.path.isdir(model)
     if is_archive:
         return
@@ -264,9 +274,7 @@ def check_model(model: str, checkpoints: str) -> None:
 def find_data(model: str, data: str) -> str:
     """Returns the path to give to fairseq for the folder of the dictionaries.
 
-    fairseq looks for a path that starts with "." in the model's folder, and only there. A user may mean the current
-    folder. So if such a path exists only in the current folder, its absolute path is returned. Any other path, and a
-    URL, is returned as it is.
+    A URL is returned as it is, and so is a path, unless it starts with "." (`find_dotted_path`).
 
     Args:
         model: the folder of the model, an archive of the folder, or a URL.
@@ -278,17 +286,33 @@ def find_data(model: str, data: str) -> str:
     is_url = "://" in data
     if is_url:
         return data
-    advice_about_file = "give the folder of the dictionaries"
-    if not data.startswith("."):
-        check_folder_or_archive(data, advice_about_file)
-        return data
+    if data.startswith("."):
+        return find_dotted_path(model, data)
+    check_folder_or_archive(data, ADVICE_ABOUT_DATA)
+    return data
+
+
+def find_dotted_path(model: str, data: str) -> str:
+    """Returns the path to give to fairseq for a folder of dictionaries whose path starts with ".".
+
+    fairseq looks for such a path in the model's folder, and only there. A user may mean the current folder. So if the
+    path exists only in the current folder, its absolute path is returned.
+
+    Args:
+        model: the folder of the model, an archive of the folder, or a URL.
+        data: the path, such as "." or "./data".
+
+    Raises:
+        SynthesizerError: there is no such folder.
+    """
     model_is_folder = os.path.isdir(model)
     if not model_is_folder:
-        return data  # It is in an archive or behind a URL, so only fairseq can look for it.
+        return data  # The model is in an archive or behind a URL, so only fairseq can look into it.
     path_in_model = os.path.join(model, data)
-    if not os.path.exists(path_in_model) and os.path.exists(data):
+    exists_only_in_current_folder = os.path.exists(data) and not os.path.exists(path_in_model)
+    if exists_only_in_current_folder:
         return os.path.abspath(data)
-    check_folder_or_archive(path_in_model, advice_about_file)
+    check_folder_or_archive(path_in_model, ADVICE_ABOUT_DATA)
     return data
 
 
@@ -356,7 +380,7 @@ def explain_unfit_task(match: re.Match[str], error: BaseException) -> str | None
     Returns:
         the line, with the tasks that fit the model; or None if the error is about the config of another model.
     """
-    # The error may concern several kinds of model. The line names the first of them, and the tasks of all.
+    # If the error is about the configs of several kinds of model, the line names the first kind, but the tasks of all.
     models = [model for model in model_classes() if is_about_config(model.config, str(error))]
     if not models:
         return None

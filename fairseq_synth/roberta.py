@@ -128,16 +128,16 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         """Returns a new model with the settings in a config; see `SynthesizerModel`."""
         settings = cls.read_config(cfg, task)
         args = cls.check_and_parse_encoder(settings)
-        limit = cls.encoder_limit(args)
-        tokens_per_sample = task_flag(task, "tokens_per_sample") or 0  # 0 if the task has no such flag
         if not args.max_positions:
-            # The model has as many positions as the longest row of the task has tokens.
-            args.max_positions = task.max_positions() or tokens_per_sample
+            args.max_positions = longest_row(task)
+
         # No row may be longer than the functions of the self-attention can take.
-        check_rows("--tokens-per-sample", tokens_per_sample, limit)
+        limit = cls.encoder_limit(args)
+        check_rows("--tokens-per-sample", tokens_per_sample(task), limit)
         check_rows("--max-positions", args.max_positions, limit)
+
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
-        announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
+        announce_limit(task, limit)  # A model that could not be built has no limit to announce.
         return model
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -181,3 +181,19 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
             args: the flags, as `check_and_parse_encoder` returns them.
         """
         return stack_limit(args, args.encoder_head_groups)
+
+
+def longest_row(task: Any) -> int:
+    """Returns the number of tokens in the longest row of text that a task gives to a model."""
+    max_positions: int | None = task.max_positions()  # None if the task has no limit of its own
+    if max_positions:
+        return max_positions
+    return tokens_per_sample(task)
+
+
+def tokens_per_sample(task: Any) -> int:
+    """Returns the value of ``--tokens-per-sample``, or 0 if the task has no such flag."""
+    value: int | None = task_flag(task, "tokens_per_sample")
+    if value is None:
+        return 0
+    return value

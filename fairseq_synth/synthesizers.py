@@ -246,7 +246,7 @@ def factorize(length: int) -> tuple[int, int]:
     for a in range(math.isqrt(length), 1, -1):
         if length % a == 0:
             return a, length // a
-    # The number after a prime above 3 is even, and so a product. The numbers up to 3 have 4 as the next product.
+    # After a prime above 3 comes an even number, which is a product. After 1, 2 and 3, the next product is 4.
     raise SynthesizerError(
         f"--synth-max-length {length}: for factorized_dense, the length must be a product a*b with a, b > 1; "
         f"use {max(4, length + 1)}, for example"
@@ -368,7 +368,7 @@ class Mixture(LayerSynthesizer):
         rank: int,
         beyond_length: str = "refuse",
     ) -> None:
-        """Builds the functions and, if there are several with weights, the parameter ``alpha``.
+        """Builds the functions and, if several functions are mixed with weights, the parameter ``alpha``.
 
         Their values are set later, by `reset_parameters`. The arguments are described at the class.
         """
@@ -381,7 +381,7 @@ class Mixture(LayerSynthesizer):
         for name in names:
             self.components[name] = SYNTHESIZERS[name](num_heads, head_dim, max_length, rank)
         self.reads_query_key = any(function.reads_query_key for function in self.functions())
-        self.limit = longest_sentence(names, max_length, beyond_length)
+        self.limit = longest_sentence(names, max_length, beyond_length)  # in tokens, or None
         self.alpha: nn.Parameter | None = None
         if mixture == "convex" and len(names) > 1:
             self.alpha = nn.Parameter(torch.empty(len(names), num_heads))
@@ -401,78 +401,83 @@ class Mixture(LayerSynthesizer):
         return torch.softmax(alpha, dim=0)
 
     def forward(self, inputs: Inputs) -> list[Logits]:
-        """Returns the logits of all heads, in a list of one element because they are a single group of heads.
+        """Returns the sum of the logits of all functions, each multiplied by its weight.
 
-        They have the terms of all functions, each with the function's weight.
+        The sum is the only element of a list, because all heads are in one group.
 
         Raises:
             ValueError: The sentences have more tokens than `limit`, which is None if sentences may have any length.
         """
         if self.limit is not None and inputs.src_len > self.limit:
             raise ValueError(f"a sentence of {inputs.src_len} tokens is longer than max_length {self.limit}")
-        logits = Logits()
+        sum_of_logits = Logits()
         functions = self.functions()
-        weights = self.weights()
+        weights = self.weights()  # (M, H): a weight of each function in each head
         if weights is None:
             for function in functions:
-                logits.add_terms(function(inputs))
-        else:
-            # (M, H) -> M tensors of (1, H, 1, 1), which fit the four dimensions of a term
-            weights_of_functions = weights.view(len(functions), 1, -1, 1, 1).unbind()
-            for function, weight in zip(functions, weights_of_functions):
-                logits.add_terms(function(inputs), weight)
-        return [logits]
+                sum_of_logits.add_terms(function(inputs))
+            return [sum_of_logits]
+        # Each function gets its weights as (1, H, 1, 1), a shape that fits its terms, (B, H, T, S).
+        weights_of_functions = weights.view(len(functions), 1, self.num_heads, 1, 1).unbind()
+        for function, function_weights in zip(functions, weights_of_functions):
+            sum_of_logits.add_terms(function(inputs), function_weights)
+        return [sum_of_logits]
 
     def fold_weights_(self, like: Tensor) -> Tensor:
         """Multiplies the weights of the mixture into the parameters of its functions, and removes the weights.
 
-        Generation then has less to compute. The weight of ``vanilla``, which has no parameters, and its scale
-        1 / sqrt(d_h) become a factor of the queries. If a function does not allow this, nothing is changed.
+        Generation then has less to compute. ``vanilla`` has no parameters here. So its weight and its scale
+        1 / sqrt(d_h) are returned as a factor of the queries. If a function does not allow this, nothing is changed.
 
         Args:
             like: A tensor with the device and type of the result. (There may be no parameter that has them.)
 
         Returns:
             The factor (H,) by which the attention has to multiply the queries of each head, if it has queries. It is 1
-            if nothing is changed, as in a second call.
+            if nothing is changed, and in a second call, because the first one has removed weights and scale.
         """
         if not self._can_fold_weights():
             return like.new_ones(self.num_heads)
-        query_factor = self._take_factor_of_vanilla_(like)
-        self._scale_other_functions_()
-        has_changed = self.reads_query_key or self.alpha is not None
-        if has_changed:
+        query_factor = self._query_factor(like)
+        self._scale_parameters_()
+        has_vanilla = self.reads_query_key  # No other function that reads queries can be folded.
+        has_weights = self.alpha is not None
+        if has_vanilla or has_weights:
             # This buffer marks the state dict, so that no training goes on with it.
             self.register_buffer("folded", like.new_ones([]))
-        self.alpha = None
+        self._remove_weights_and_scale_()
         return query_factor
 
-    def _take_factor_of_vanilla_(self, like: Tensor) -> Tensor:
-        """Returns the scale of ``vanilla`` times its weight in each head, (H,), and sets the scale in the module to 1.
-
-        The result is 1 if ``vanilla`` is not among the functions.
+    def _query_factor(self, like: Tensor) -> Tensor:
+        """Returns the scale of ``vanilla`` times its weight in each head, (H,), or 1 if there is no ``vanilla``.
 
         Args:
             like: A tensor with the device and type of the result.
         """
+        query_factor = like.new_ones(self.num_heads)
         weights = self.weights()
-        factor = like.new_ones(self.num_heads)
-        for row, function in enumerate(self.functions()):
+        for index, function in enumerate(self.functions()):
             if type(function) is Vanilla:
-                factor = factor * function.scaling
+                query_factor = query_factor * function.scaling
                 if weights is not None:
-                    factor = factor * weights[row]
-                function.scaling = 1.0
-        return factor
+                    query_factor = query_factor * weights[index]
+        return query_factor
 
-    def _scale_other_functions_(self) -> None:
-        """Multiplies the logits of each function other than ``vanilla`` by its weight, by changing its parameters."""
+    def _scale_parameters_(self) -> None:
+        """Multiplies the weight of each function other than ``vanilla`` into the function's parameters."""
         weights = self.weights()
         if weights is None:
             return
-        for row, function in enumerate(self.functions()):
+        for index, function in enumerate(self.functions()):
             if type(function) is not Vanilla:
-                function.scale_(weights[row][:, None, None])
+                function.scale_(weights[index][:, None, None])  # (H, 1, 1)
+
+    def _remove_weights_and_scale_(self) -> None:
+        """Sets all weights and the scale of ``vanilla`` to 1."""
+        self.alpha = None
+        for function in self.functions():
+            if type(function) is Vanilla:
+                function.scaling = 1.0
 
     def _can_fold_weights(self) -> bool:
         """Returns whether every function either is ``vanilla``, or reads no queries and implements `scale_`."""

@@ -20,10 +20,8 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     """The Transformer with synthesized self-attention (arXiv 2005.00743); cross-attention is fairseq's.
 
     Attributes:
-        reads_targets: whether the model reads references: in training, and with ``--score-reference``. If it does not,
-            references may have any length.
-        matches_sources: whether ``--match-source-len`` limits translations to the length of their sources. If it does,
-            sources may not be longer than a translation can be.
+        reads_targets: whether the model reads reference translations: in training, and with ``--score-reference``.
+        matches_sources: whether ``--match-source-len`` limits translations to the length of their sources.
     """
 
     kind = "translation model"
@@ -49,8 +47,9 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         head_groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
         limit = stack_limit(args, head_groups_of_all_layers)
         model = super().build_model(TransformerConfig.from_namespace(args), task)
-        announce_limit(task, limit)  # Only a model that could be built has a limit to announce.
+        announce_limit(task, limit)  # A model that could not be built has no limit to announce.
         if limit is not None:
+            # With --truncate-source, the task cuts sources. It must cut them to what the new model can read.
             cut_sources(task, model.encoder.max_positions())
         return model
 
@@ -67,7 +66,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation in place, as fairseq's own method does.
 
-        It also sets `reads_targets` and `matches_sources`, because `max_positions` depends on these flags.
+        It also sets `reads_targets` and `matches_sources`, on which the result of `max_positions` depends.
 
         Args:
             cfg: fairseq's whole config.
@@ -79,20 +78,25 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         generation = getattr(cfg, "generation", None)
         self.reads_targets = bool(getattr(generation, "score_reference", False))
         self.matches_sources = bool(getattr(generation, "match_source_len", False))
-        if not self.reads_targets:
+        generates = not self.reads_targets  # With --score-reference, the model only reads references.
+        if generates:
             check_min_len(generation, self.decoder)
 
     def max_positions(self) -> tuple[int, float]:
         """Returns the longest source and the longest target that the model takes, in tokens.
 
-        They are those of fairseq's method, except in the two cases that the attributes of the class describe.
+        They are those of fairseq's method, with two exceptions:
+
+        * If ``--match-source-len`` is given and the functions of the decoder limit the length of a translation,
+          a source must not be longer than its translation can be.
+        * If the model does not read references, they may have any length.
         """
         longest_source, longest_target = super().max_positions()
         has_limited_decoder = self.decoder.max_length is not None
         if self.matches_sources and has_limited_decoder:
-            # A translation may be one token longer than the longest source of its batch. So a source has to be at least
-            # one token shorter than the longest translation.
-            longest_source = min(longest_source, self.decoder.max_positions() - 1)
+            longest_translation = self.decoder.max_positions()
+            # A translation may be one token longer than the longest source of its batch.
+            longest_source = min(longest_source, longest_translation - 1)
         if not self.reads_targets:
             longest_target = math.inf
         return longest_source, longest_target
