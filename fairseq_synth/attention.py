@@ -170,7 +170,7 @@ class SyntheticAttention(nn.Module):
             return self.project_out(out, query.size()), None
         # In decoding, each hypothesis has weights of its own, because its values are in other rows of the cache.
         bsz_of_weights = None if memory is None else bsz
-        weights = self.weights_of_groups(logits, tgt_len, src_len, key_padding_mask, attn_mask, bsz_of_weights)
+        weights = self.compute_weights(logits, tgt_len, src_len, key_padding_mask, attn_mask, bsz_of_weights)
         weights = weights.to(v.dtype)
         kept_weights = drop(weights, self.dropout(), bsz)
         if memory is None:
@@ -195,7 +195,8 @@ class SyntheticAttention(nn.Module):
             return Projections(None, None, self.split_heads(v_proj(x)))
         q_proj = modules["q_proj"]
         k_proj = modules["k_proj"]
-        # In training, a single matrix product is faster. A recording of the model has the three products of inference.
+        # In training, a single matrix product is faster. If torch traces or compiles the model, the three products of
+        # inference are recorded.
         if self.training and not is_recorded():
             joined = join_linear_layers([q_proj, k_proj, v_proj])  # None if a projection has hooks or is quantized
             if joined is not None:
@@ -273,7 +274,7 @@ class SyntheticAttention(nn.Module):
         ]
         return torch.cat(outputs, dim=-1)
 
-    def weights_of_groups(
+    def compute_weights(
         self,
         logits: list[Logits],
         tgt_len: int,
@@ -292,16 +293,16 @@ class SyntheticAttention(nn.Module):
             bsz: B, the number of sentences. If it is None, and all sentences have the same weights, these weights are
                 computed only once, (1, H, T, S).
         """
-        weights_of_groups = []
+        weights_by_group = []
         for group_logits, num_heads in zip(logits, self.heads_of_groups()):
-            weights_of_groups.append(
+            weights_by_group.append(
                 attention_weights(group_logits, num_heads, tgt_len, src_len, key_padding_mask, attn_mask, bsz=bsz)
             )
-        if len(weights_of_groups) == 1:
-            return weights_of_groups[0]
+        if len(weights_by_group) == 1:
+            return weights_by_group[0]
         # If `bsz` is None, some groups may have weights for each sentence, and others the same for all sentences.
-        num_sentences = max(weights.size(0) for weights in weights_of_groups)
-        expanded_weights = [weights.expand(num_sentences, -1, -1, -1) for weights in weights_of_groups]
+        num_sentences = max(weights.size(0) for weights in weights_by_group)
+        expanded_weights = [weights.expand(num_sentences, -1, -1, -1) for weights in weights_by_group]
         return torch.cat(expanded_weights, dim=1)
 
     def heads_of_groups(self) -> list[int]:

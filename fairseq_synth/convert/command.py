@@ -4,17 +4,37 @@ import argparse
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from ..errors import SynthesizerError
-from ..inspect import words
 from ..inspect.attentions import Head, attentions, find_stacks, self_attentions
 from ..inspect.checkpoints import Batch, Loaded, batches, import_user_dir, load, readable
 from ..inspect.passes import loss
+from ..inspect.words import (
+    Averages,
+    average,
+    cheapest_first,
+    function_logits,
+    function_parameters,
+    losses_without_words,
+)
 from .conversion import Conversion, choose_max_length, plan_conversion
 from .model import build_model, save_checkpoint
 from .tuning import tuning_command
+
+
+class FittedFunctions(NamedTuple):
+    """The new functions, which come as near to the attention of the old model as they can.
+
+    Attributes:
+        parameters: {name of a self-attention: {name of a parameter: its value for all heads}}.
+        max_length: ``--synth-max-length`` of the new model.
+    """
+
+    parameters: dict[str, dict[str, Tensor]]
+    max_length: int
 
 
 def run(args: argparse.Namespace) -> None:
@@ -28,26 +48,21 @@ def run(args: argparse.Namespace) -> None:
     """
     loaded = load_separable(args)
     conversion = plan_conversion(loaded, args)
-
-    # The parameters of the new functions are computed from the averaged attention.
-    averages = average_attention(loaded, conversion, args)
-    max_length = conversion.inherited_max_length
-    if max_length is None:
-        max_length = choose_max_length(loaded, longest_read=averages.length, max_length_flag=args.max_length)
-    parameters = fit_functions(conversion, averages, max_length)
+    fitted = fit_functions(loaded, conversion, args)
 
     # Both losses are computed on the same sentences, those that the new model can read too.
-    sentences = readable(loaded, "valid", args.sentences, longest=max_length)
+    sentences = readable(loaded, "valid", args.sentences, longest=fitted.max_length)
     valid_batches = batches(loaded, "valid", sentences)
     loss_before = loss(loaded, valid_batches)
 
-    heads = conversion.heads
-    if args.heads_within is not None:
-        logits = compute_logits(conversion, parameters, max_length)
+    if args.heads_within is None:
+        heads = conversion.heads
+    else:
+        logits = compute_logits(conversion, fitted)
         heads = choose_cheap_heads(
-            loaded, valid_batches, logits, heads, loss_before=loss_before, allowed_increase=args.heads_within
+            loaded, valid_batches, logits, conversion.heads, loss_before=loss_before, allowed_increase=args.heads_within
         )
-    converted = build_model(loaded, conversion, parameters, heads, max_length)
+    converted = build_model(loaded, conversion, fitted.parameters, heads, fitted.max_length)
     loss_after = loss(loaded._replace(model=converted.model), valid_batches)
     cfg = save_checkpoint(args.checkpoint, args.out, converted)
 
@@ -58,7 +73,27 @@ def run(args: argparse.Namespace) -> None:
     print(f"to tune it: {tuning_command(args.data, args.out, cfg)}")
 
 
-def average_attention(loaded: Loaded, conversion: Conversion, args: argparse.Namespace) -> words.Averages:
+def fit_functions(loaded: Loaded, conversion: Conversion, args: argparse.Namespace) -> FittedFunctions:
+    """Returns the new functions, with parameters that make their logits come nearest to the averaged attention.
+
+    Args:
+        loaded: the old model.
+        conversion: the function of each self-attention.
+        args: the flags of the command line.
+    """
+    averages = average_attention(loaded, conversion, args)
+    max_length = conversion.inherited_max_length
+    if max_length is None:
+        max_length = choose_max_length(loaded, longest_read=averages.length, max_length_flag=args.max_length)
+    parameters = {}
+    for attention_name, function in conversion.functions.items():
+        # The constants are logits by position, which the new function should compute as exactly as it can.
+        constants = averages.constants[attention_name]
+        parameters[attention_name] = function_parameters(function, constants, max_length, conversion.rank)
+    return FittedFunctions(parameters=parameters, max_length=max_length)
+
+
+def average_attention(loaded: Loaded, conversion: Conversion, args: argparse.Namespace) -> Averages:
     """Returns the attention of the old model, averaged by position over sentences of ``--subset``.
 
     If ``--synth-max-length`` of the new model is known already, longer sentences are left out.
@@ -68,40 +103,18 @@ def average_attention(loaded: Loaded, conversion: Conversion, args: argparse.Nam
         conversion: what the new model is to be.
         args: the flags of the command line.
     """
-    # `plan_conversion` refuses the flag if the old model has a length, so there is at most one of the two.
-    if args.max_length is not None:
-        known_max_length = args.max_length
-    else:
+    # If the old model has such a length, `plan_conversion` has refused the flag --max-length.
+    known_max_length = args.max_length
+    if known_max_length is None:
         known_max_length = conversion.inherited_max_length
-    return words.average(loaded, args.subset, args.sentences, longest=known_max_length)
+    return average(loaded, args.subset, args.sentences, longest=known_max_length)
 
 
-def fit_functions(conversion: Conversion, averages: words.Averages, max_length: int) -> dict[str, dict[str, Tensor]]:
-    """Returns the parameters of each new function, chosen so that its logits come nearest to the averaged attention.
-
-    Args:
-        conversion: the function of each self-attention.
-        averages: the attention averaged over the data.
-        max_length: ``--synth-max-length``.
-
-    Returns:
-        {name of a self-attention: {name of a parameter: its value for all heads}}
-    """
-    parameters = {}
-    for attention_name, function in conversion.functions.items():
-        # The constants are logits by position, which the new function should compute as exactly as it can.
-        constants = averages.constants[attention_name]
-        parameters[attention_name] = words.function_parameters(function, constants, max_length, conversion.rank)
-    return parameters
-
-
-def compute_logits(
-    conversion: Conversion, parameters: dict[str, dict[str, Tensor]], max_length: int
-) -> dict[str, Tensor]:
+def compute_logits(conversion: Conversion, fitted: FittedFunctions) -> dict[str, Tensor]:
     """Returns the logits (H, n, n) of the new functions, as {name of a self-attention: logits}; n is `max_length`."""
     logits = {}
     for name, function in conversion.functions.items():
-        logits[name] = words.function_logits(function, parameters[name], max_length)
+        logits[name] = function_logits(function, fitted.parameters[name], fitted.max_length)
     return logits
 
 
@@ -158,20 +171,20 @@ def choose_cheap_heads(
     Raises:
         SynthesizerError: the loss grows by more if only the cheapest head is replaced.
     """
-    # {head: the loss if it alone is replaced}
-    loss_of_single_head = words.losses_without_words(loaded, sample, logits, heads)
+    loss_if_alone = losses_without_words(loaded, sample, logits, heads)  # {head: the loss if it alone is replaced}
     largest_allowed_loss = loss_before + allowed_increase
     chosen_heads = []
-    # `cheapest_first` replaces more and more heads, in the order of these losses.
-    for head, loss_so_far in words.cheapest_first(loaded, sample, logits, loss_of_single_head):
+    # `cheapest_first` replaces one head after the other, and yields each with the loss if it and all before it are
+    # replaced.
+    for head, loss_so_far in cheapest_first(loaded, sample, logits, loss_if_alone):
         if loss_so_far > largest_allowed_loss:
             break
         chosen_heads.append(head)
     if not chosen_heads:
-        lowest_cost = min(loss_of_single_head.values()) - loss_before
+        lowest_cost = min(loss_if_alone.values()) - loss_before
         raise SynthesizerError(
             f"--heads-within {allowed_increase}: each head costs at least {lowest_cost:.2g} bits; use more, or remove "
-            "it out"
+            "the flag"
         )
     return chosen_heads
 
@@ -193,12 +206,12 @@ def describe_stack(stack: str, loaded: Loaded, conversion: Conversion, heads: Se
     attentions_of_stack = [attention for attention in self_attentions(loaded.model) if attention.stack == stack]
     names = [attention.name for attention in attentions_of_stack]
     num_heads = sum(attention.num_heads for attention in attentions_of_stack)
-    num_replaced = len([head for head in heads if head.attention in names])
-    # All attentions of a stack get the same function. If the stack stays as it is, they get none.
     new_functions = [conversion.functions[name] for name in names if name in conversion.functions]
     if not new_functions:
-        return f"{num_replaced} of the {stack}'s {num_heads} are converted"
-    return f"{num_replaced} of the {stack}'s {num_heads} are {new_functions[0]}"
+        return f"0 of the {stack}'s {num_heads} are converted"
+    new_function = new_functions[0]  # All attentions of a stack that get a new function get the same one.
+    num_replaced = len([head for head in heads if head.attention in names])
+    return f"{num_replaced} of the {stack}'s {num_heads} are {new_function}"
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -69,13 +69,11 @@ def plan_conversion(loaded: Loaded, args: argparse.Namespace) -> Conversion:
     functions: dict[str, str] = {}
     heads: list[Head] = []
     for attention in choose_attentions(loaded, args.layers):
-        function = function_of_stack[attention.stack]
-        if function == KEEP:
-            continue
+        new_function = function_of_stack[attention.stack]
         replaceable_heads = dot_product_heads(attention)
-        if not replaceable_heads:
+        if new_function == KEEP or not replaceable_heads:
             continue
-        functions[attention.name] = function
+        functions[attention.name] = new_function
         heads += replaceable_heads
     if not heads:
         raise SynthesizerError(
@@ -124,6 +122,7 @@ def choose_sizes(loaded: Loaded, args: argparse.Namespace) -> Sizes:
         SynthesizerError: ``--max-length`` is given, and the model has synthesizing functions already.
     """
     if not has_synthesizing_functions(loaded):
+        # `choose_max_length` reads --max-length later, when the longest sentence of the data is known.
         return Sizes(inherited_max_length=None, rank=args.rank)
     old_max_length = loaded.cfg.model.synth_max_length
     if args.max_length is not None:
@@ -204,8 +203,8 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
     This is the value of ``--max-length``, or without the flag the length of the longest sentence over which attention
-    was averaged. If the training reads rows of text instead of sentences, it is at least the length of a row, because
-    the new model could otherwise not be trained further with the same flags.
+    was averaged. A smaller value is raised to the length of a row, if the training reads rows of text. Otherwise, the
+    new model could not be trained further with the same flags.
 
     Args:
         loaded: the old model.
@@ -216,9 +215,10 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
         SynthesizerError: ``--max-length`` is larger than the longest sentence, and larger than a row.
     """
     row_length = find_row_length(loaded.cfg)  # 0 if the training reads sentences
-    largest_allowed = max(longest_read, row_length)
     if max_length_flag is None:
-        return largest_allowed
+        return max(longest_read, row_length)
+    # Values up to the length of a row are allowed even if no sentence is that long, because they are raised to it.
+    largest_allowed = max(longest_read, row_length)
     if max_length_flag > largest_allowed:
         raise SynthesizerError(
             f"--max-length {max_length_flag}: no sentence that was read from {loaded.data} has more than "
@@ -231,16 +231,19 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
 def find_row_length(cfg: Any) -> int:
     """Returns the number of tokens in the longest row of text that a training may read.
 
-    The tasks of language models and encoders have ``--tokens-per-sample``, the length of a row. Encoders also have
-    ``--max-positions``, the longest row that the model takes. It counts too, because a further training may have longer
-    rows. A translation model has neither flag, because it reads sentence by sentence; for it, the result is 0.
+    This depends on the kind of model:
+
+    * A language model reads rows of ``--tokens-per-sample`` tokens, and one more with ``--add-bos-token``.
+    * An encoder also has ``--max-positions``, the longest row that it takes. This flag counts too, because a further
+      training may have longer rows.
+    * A translation model reads sentence by sentence. It has none of these flags, so the result is 0.
 
     Args:
         cfg: fairseq's config of the training.
     """
-    row_length = getattr(cfg.task, "tokens_per_sample", None) or 0
+    row_length: int = getattr(cfg.task, "tokens_per_sample", None) or 0
     has_bos_token = getattr(cfg.model, "add_bos_token", False)
     if has_bos_token:
         row_length += 1  # The token stands before each row.
-    max_positions = getattr(cfg.model, "max_positions", None) or 0
+    max_positions: int = getattr(cfg.model, "max_positions", None) or 0
     return max(row_length, max_positions)

@@ -72,49 +72,54 @@ def replace_heads(
     """
     heads = order_heads(attention, replaced)  # in the order of the new attention
     groups = group_heads(attention, heads, function)
-    # The entries of an attention are its projections and, under "synthesizer.", its functions.
-    state = {key: value for key, value in old_state.items() if not key.startswith("synthesizer.")}
-    keep_heads_in_projections(state, heads, head_dim=attention.module.head_dim)
+    # The keys of an attention's functions begin with "synthesizer.". All other entries are its projections.
     old_functions = select_prefix(old_state, "synthesizer.")
-    for key, value in replace_functions(old_functions, attention, groups, parameters).items():
-        state[f"synthesizer.{key}"] = value
-    return NewAttention(state=state, layer_spec=describe_groups(groups))
+    old_projections = {key: value for key, value in old_state.items() if not key.startswith("synthesizer.")}
+    new_functions = replace_functions(old_functions, attention, groups, parameters)
+    new_state = reorder_projections(old_projections, heads, head_dim=attention.module.head_dim)
+    for key, value in new_functions.items():
+        new_state[f"synthesizer.{key}"] = value
+    return NewAttention(state=new_state, layer_spec=describe_groups(groups))
 
 
-def keep_heads_in_projections(state: dict[str, Tensor], heads: list[OldHead], head_dim: int) -> None:
-    """Keeps in each projection the heads that need a part of it, in their new order; changes the state dict in place.
+def reorder_projections(projections: dict[str, Tensor], heads: list[OldHead], head_dim: int) -> dict[str, Tensor]:
+    """Returns the state dict of the projections in the new attention, with the parts of the heads in their new order.
+
+    A head that is replaced by the new function loses its part of q_proj and k_proj, if it had one.
 
     Args:
-        state: the state dict of the projections.
+        projections: the state dict of the projections in the old attention, which is not changed.
         heads: all heads of the attention, in their new order.
         head_dim: the number of features of a head.
     """
-    # All heads have a part of the projections v_proj and out_proj.
+    new_projections = dict(projections)
+    # The projections v_proj and out_proj have a part for each head.
     new_order = [head.index_in_attention for head in heads]
-    keep_output_heads(state, "v_proj", heads=new_order, head_dim=head_dim)
-    keep_input_heads(state, "out_proj.weight", heads=new_order, head_dim=head_dim)
-    # A head that is replaced by the new function loses its part of q_proj and k_proj, if it had one.
+    keep_output_heads(new_projections, "v_proj", heads=new_order, head_dim=head_dim)
+    keep_input_heads(new_projections, "out_proj", heads=new_order, head_dim=head_dim)
     kept_query_heads = find_kept_query_heads(heads)
     for name in ("q_proj", "k_proj"):
         if kept_query_heads:
-            keep_output_heads(state, name, heads=kept_query_heads, head_dim=head_dim)
+            keep_output_heads(new_projections, name, heads=kept_query_heads, head_dim=head_dim)
         else:
-            remove_projection(state, name)
+            remove_projection(new_projections, name)
+    return new_projections
 
 
 def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
     """Returns the heads of an attention in the order that they have in the new attention.
 
-    If the old attention is fairseq's, the replaced heads come first, so that the new attention has two groups of heads.
-    If it is this plugin's, all heads keep their places, because their place may matter there: a function such as
-    ``dense`` reads the slice of the layer's input at the same place.
+    In an attention of this plugin, all heads keep their places, because these may matter: a function such as ``dense``
+    reads the slice of the layer's input at the place of its head. In an attention of fairseq, places do not matter. The
+    replaced heads come first there, so that the new attention has only two groups of heads.
 
     Args:
         attention: the old attention.
         replaced: the indices of the heads that get the new function.
     """
     heads = list_heads(attention, replaced)
-    if is_synthetic(attention.module):
+    is_of_this_plugin = is_synthetic(attention.module)
+    if is_of_this_plugin:
         return heads
     replaced_heads = [head for head in heads if head.is_replaced]
     kept_heads = [head for head in heads if not head.is_replaced]
@@ -167,7 +172,7 @@ def group_heads(attention: Attention, heads: list[OldHead], new_function: str) -
         if head.is_replaced:
             functions = new_function
         else:
-            functions = "+".join(old_groups[head.group_index].functions)
+            functions = "+".join(old_groups[head.group_index].functions)  # such as "random+vanilla"
         new_groups.append(NewGroup(functions=functions, heads=[head], is_replaced=head.is_replaced))
     return new_groups
 
@@ -184,8 +189,7 @@ def replace_functions(
 ) -> dict[str, Tensor]:
     """Returns the parameters of the functions in the new attention, as a state dict.
 
-    The replaced heads get the parameters of the new function, and all other heads keep theirs. A key names the group to
-    which a head belongs only if there are several groups. So all keys may change.
+    The replaced heads get the parameters of the new function, and all other heads keep theirs.
 
     Args:
         old_functions: the state dict of the functions in the old attention.
@@ -193,19 +197,39 @@ def replace_functions(
         groups: the groups of heads in the new attention.
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
-    num_old_groups = len(attention.head_groups())
-    new_functions: dict[str, Tensor] = {}
-    for index, group in enumerate(groups):
+    states_of_old_groups = split_groups(old_functions, num_groups=len(attention.head_groups()))
+    states_of_new_groups = []
+    for group in groups:
         if group.is_replaced:
-            group_state = select_new_parameters(group, parameters)
+            new_state = select_new_parameters(group, parameters)
         else:
-            old_prefix = group_prefix(group.old_group_index, num_groups=num_old_groups)
-            old_group_state = select_prefix(old_functions, old_prefix)
-            group_state = select_kept_parameters(group, old_group_state)
-        new_prefix = group_prefix(index, num_groups=len(groups))
-        for key, value in group_state.items():
-            new_functions[new_prefix + key] = value
-    return new_functions
+            new_state = select_kept_parameters(group, states_of_old_groups[group.old_group_index])
+        states_of_new_groups.append(new_state)
+    return join_groups(states_of_new_groups)
+
+
+def split_groups(functions: dict[str, Tensor], num_groups: int) -> list[dict[str, Tensor]]:
+    """Returns a state dict for each group of heads, with keys such as ``components.random.R``.
+
+    Args:
+        functions: the state dict of all functions of an attention. If there are several groups, its keys name the group
+            of heads too: ``groups.0.components.random.R``.
+        num_groups: the number of groups in the attention.
+    """
+    if num_groups == 1:
+        return [functions]
+    return [select_prefix(functions, f"groups.{index}.") for index in range(num_groups)]
+
+
+def join_groups(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Returns the state dict of all functions of an attention, from those of its groups; undoes `split_groups`."""
+    if len(states) == 1:
+        return states[0]
+    functions = {}
+    for index, state in enumerate(states):
+        for key, value in state.items():
+            functions[f"groups.{index}.{key}"] = value
+    return functions
 
 
 def select_new_parameters(group: NewGroup, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -229,16 +253,6 @@ def select_kept_parameters(group: NewGroup, old_group_state: dict[str, Tensor]) 
     """
     heads = [head.index_in_group for head in group.heads]
     return {key: choose_heads(key, value, heads) for key, value in old_group_state.items()}
-
-
-def group_prefix(index: int, num_groups: int) -> str:
-    """Returns what the keys of a group of heads begin with: ``groups.0.``, or nothing if it is the only group.
-
-    Args:
-        index: the index of the group.
-        num_groups: the number of groups in the attention.
-    """
-    return f"groups.{index}." if num_groups > 1 else ""
 
 
 def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
@@ -291,16 +305,17 @@ def keep_output_heads(state: dict[str, Tensor], name: str, heads: list[int], hea
         state[key] = kept_heads.flatten(0, 1)
 
 
-def keep_input_heads(state: dict[str, Tensor], key: str, heads: list[int], head_dim: int) -> None:
-    """Keeps the input features of some heads in a linear layer, in a new order, by changing the state dict in place.
+def keep_input_heads(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
+    """Keeps the input features of some heads in a projection, in a new order, by changing the state dict in place.
 
     Args:
         state: the state dict of the attention, which is changed.
-        key: the key of the layer's weight. Its input features are those of the first head, followed by those of the
-            second head, and so on.
+        name: the name of the projection, such as ``out_proj``. Its input features are those of the first head, followed
+            by those of the second head, and so on.
         heads: the heads to keep, in their new order.
         head_dim: the number of features of a head.
     """
+    key = f"{name}.weight"  # The bias belongs to the output features alone.
     by_head = state[key].unflatten(1, (-1, head_dim))  # (output features, all heads, head_dim)
     kept_heads = by_head[:, torch.tensor(heads)]  # (output features, heads to keep, head_dim)
     state[key] = kept_heads.flatten(1, 2)

@@ -59,7 +59,8 @@ def build_model(
     """
     weights = convert_weights(loaded.model, conversion, parameters, heads)
     cfg = make_config(loaded, conversion, weights.layer_specs, max_length)
-    model = loaded.task.build_model(OmegaConf.create(cfg)).float().eval()
+    model = loaded.task.build_model(OmegaConf.create(cfg))
+    model = model.float().eval()  # in fp32, as the old model
     model.load_state_dict(weights.state, strict=True)
     return NewModel(cfg=cfg, model=model)
 
@@ -75,23 +76,20 @@ def convert_weights(
         parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
     """
-    state = dict(model.state_dict())  # a copy, in which the entries of each self-attention are replaced
+    state = dict(model.state_dict())
     layer_specs: dict[str, list[str]] = {}
+    # Attentions without replaced heads are converted, too, because `layer_specs` has to name their functions. They have
+    # no new function and no parameters of it, and their weights stay as they are.
     for attention in self_attentions(model):
         prefix = find_prefix(model, attention.module)
-        old_attention_state = pop_entries(state, prefix)
-        replaced_heads = {head.number for head in heads if head.attention == attention.name}
-        # An attention without replaced heads has no new function and no parameters of it. It keeps its weights, but
-        # `layer_specs` has to name its functions too.
         new_attention = replace_heads(
-            old_attention_state,
+            select_prefix(state, prefix),
             attention=attention,
-            replaced=replaced_heads,
+            replaced={head.number for head in heads if head.attention == attention.name},
             function=conversion.functions.get(attention.name, ""),
             parameters=parameters.get(attention.name, {}),
         )
-        for key, value in new_attention.state.items():
-            state[prefix + key] = value
+        state = replace_entries(state, prefix, new_attention.state)
         layer_specs.setdefault(attention.stack, []).append(new_attention.layer_spec)
     return NewWeights(state=state, layer_specs=layer_specs)
 
@@ -102,12 +100,18 @@ def find_prefix(model: nn.Module, module: nn.Module) -> str:
     return f"{names[0]}."
 
 
-def pop_entries(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Removes the entries whose keys begin with `prefix` from a state dict, in place; returns them without prefix."""
-    removed = select_prefix(state, prefix)
-    for key in removed:
-        del state[prefix + key]
-    return removed
+def replace_entries(state: dict[str, Tensor], prefix: str, entries: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a state dict in which the weights of one module are replaced.
+
+    Args:
+        state: the state dict of the model, which is not changed.
+        prefix: the keys of the module begin with it.
+        entries: the new state dict of the module, with keys that lack the prefix.
+    """
+    new_state = {key: value for key, value in state.items() if not key.startswith(prefix)}
+    for key, value in entries.items():
+        new_state[prefix + key] = value
+    return new_state
 
 
 def make_config(
@@ -115,8 +119,12 @@ def make_config(
 ) -> dict[str, Any]:
     """Returns the new model's part of fairseq's config: {name of a flag: its value} for every flag of the new class.
 
-    A flag that the old model has too keeps its value, except for the flags of the new functions. A flag that the old
-    model does not have gets its default. Flags that only the old model has are left out.
+    The value of a flag is the first of these that exists:
+
+    1. its value for the new functions: ``--encoder-synthesizer``, ``--decoder-synthesizer``, ``--synth-max-length`` and
+       ``--synth-rank``
+    2. its value in the old model
+    3. its default
 
     Args:
         loaded: the old model.
@@ -124,19 +132,18 @@ def make_config(
         layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
         max_length: ``--synth-max-length``.
     """
-    # First the settings of the old model, then those of the new functions.
-    settings = read_settings(loaded.cfg.model)
+    function_settings: dict[str, Any] = {"synth_max_length": max_length, "synth_rank": conversion.rank}
     for stack, specs in layer_specs.items():
-        settings[f"{stack}_synthesizer"] = join_layer_specs(specs)
-    settings["synth_max_length"] = max_length
-    settings["synth_rank"] = conversion.rank
-    # `read_config` adds the default of each flag of the new class that is missing.
+        function_settings[f"{stack}_synthesizer"] = join_layer_specs(specs)
+    known_settings = {**read_settings(loaded.cfg.model), **function_settings}
+
+    # The class of the new model adds the default of each of its flags that is missing.
     model_class: Any = MODEL_REGISTRY[conversion.model_name]
-    settings_with_defaults = model_class.read_config(argparse.Namespace(**settings), loaded.task)
-    # The config has only the flags of the new class.
-    cfg: dict[str, Any] = {}
-    for flag in dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name]):
-        cfg[flag.name] = getattr(settings_with_defaults, flag.name)
+    settings = model_class.read_config(argparse.Namespace(**known_settings), loaded.task)
+
+    # Flags that only the old model has are left out.
+    flags_of_new_class = dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name])
+    cfg = {flag.name: getattr(settings, flag.name) for flag in flags_of_new_class}
     cfg["_name"] = conversion.model_name
     return cfg
 

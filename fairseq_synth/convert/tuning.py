@@ -74,17 +74,15 @@ def part_flags(part: str, part_cfg: dict[str, Any]) -> list[str]:
         part: ``task``, ``criterion`` or ``optimizer``.
         part_cfg: this part of the config.
     """
-    class_name = part_cfg["_name"]
-    flags = [f"--{part}", class_name]
+    value = part_cfg["_name"]  # such as "label_smoothed_cross_entropy"
     dataclasses_of_part = DATACLASSES[part]
-    if class_name not in dataclasses_of_part:
-        return flags  # This class has no flags of its own.
-    defaults = dataclasses_of_part[class_name]()
+    has_flags = value in dataclasses_of_part
+    if not has_flags:
+        return [f"--{part}", value]
+    defaults = dataclasses_of_part[value]()  # The dataclass has a field with a default for each flag.
     parser = argparse.ArgumentParser(add_help=False)
     gen_parser_from_dataclass(parser, defaults)
-    # The data are not a flag, but the first argument of the command.
-    settings = {flag: value for flag, value in part_cfg.items() if flag != "data"}
-    return flags + changed_flags(parser, defaults, settings)
+    return [f"--{part}", value, *changed_flags(parser, defaults, part_cfg)]
 
 
 def batch_flags(cfg: dict[str, Any]) -> list[str]:
@@ -104,7 +102,7 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
     """Returns the command line of those settings that differ from their defaults.
 
     Args:
-        parser: a parser that has the flags, and no positional arguments with a setting in `values`.
+        parser: a parser that has the flags.
         defaults: an object that has the default of each flag as an attribute.
         values: {name of a flag: its setting}. No flag is written for a setting that is missing or None, because the
             command line has no text for None.
@@ -113,10 +111,13 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
     # argparse has an action for each flag. Its `dest` is the name of the setting, and `option_strings` are the ways to
     # write the flag. There is no public way to list the actions.
     for action in parser._actions:
+        is_positional = not action.option_strings  # The folder of the data is an argument without a flag.
+        if is_positional:
+            continue
         value = values.get(action.dest)
         default = getattr(defaults, action.dest, None)
         if isinstance(value, list):
-            value = tuple(value)  # (0.9, 0.98), as fairseq reads it
+            value = tuple(value)  # fairseq's defaults are tuples, and it reads texts such as "(0.9, 0.98)".
         if value is None or value == default:
             continue
         flags.append(action.option_strings[0])
