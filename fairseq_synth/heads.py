@@ -143,7 +143,7 @@ class HeadGroups(LayerSynthesizer):
                 group_k = inputs.k.narrow(dim=1, start=first_query_head, length=num_heads)
                 first_query_head += num_heads
             group_inputs = Inputs(group_x, group_q, group_k, inputs.start, inputs.src_len)
-            logits_of_groups.extend(mixture(group_inputs))  # a mixture returns a list of one element
+            logits_of_groups += mixture(group_inputs)  # A mixture is one group, so its list has one element.
             first_head += num_heads
         return logits_of_groups
 

@@ -161,7 +161,7 @@ def check_min_len(generation: Any, decoder: Any) -> None:
     """
     num_positions = decoder.max_positions()  # the smaller value of --max-target-positions and --synth-max-length
     longest_output = num_positions - 1  # One position is for the end of sentence, which --min-len does not count.
-    min_len = getattr(generation, "min_len", 1)
+    min_len = getattr(generation, "min_len", 1)  # Without the flags of a search, this is fairseq's default.
     if min_len <= longest_output:
         return
     if num_positions == decoder.max_length:

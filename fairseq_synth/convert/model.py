@@ -192,6 +192,7 @@ def save_checkpoint(old_path: Path, new_path: Path, new: NewModel) -> dict[str, 
     checkpoint["args"] = None  # In older versions of fairseq, this was the config.
     checkpoint["model"] = new.model.state_dict()
     checkpoint["last_optimizer_state"] = None
+    # What belongs to the old model alone is left out.
     old_extra_state = checkpoint.get("extra_state") or {}
     checkpoint["extra_state"] = {name: value for name, value in old_extra_state.items() if name not in LOST_STATE}
     checkpoint_utils.torch_persistent_save(checkpoint, str(new_path))
