@@ -1,13 +1,14 @@
 """Reads examples (texts with labels, or pairs of texts) from the various file formats of their corpora."""
 
-import contextlib
 import csv
 import html
 import io
+import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,8 +52,7 @@ def read_examples(
 ) -> Examples:
     """Returns the training, validation and test examples of a corpus. They are always the same examples.
 
-    If the corpus has no validation set, a tenth of the training set is used for it. If it has no training set, its test
-    set is divided into all three sets, and a validation set of its own is not used.
+    Missing sets are made of the others, as `make_missing_sets` explains.
 
     Args:
         corpus: its record says how the files are read.
@@ -74,23 +74,37 @@ def read_examples(
     if corpus.kind == "labels":
         examples = draw_labelled_examples(examples, limit)
         refuse_unknown_labels(corpus, examples)
+    all_sets = make_missing_sets(corpus, examples)
+    for split in SPLITS:
+        if not all_sets[split]:
+            raise UserError(f"{corpus.name}: has too few examples: the {split} set would be empty")
+    return all_sets
+
+
+def make_missing_sets(corpus: Corpus, examples: Examples) -> Examples:
+    """Returns all sets of examples of a corpus. A missing training or validation set is made of another set.
+
+    - If the training set is missing, the test set is divided into all three sets. A validation set is not used then.
+    - If only the validation set is missing, it gets a tenth of the training set.
+    - If no set is missing, all sets stay as they are.
+
+    Args:
+        corpus: the corpus, whose name is printed.
+        examples: {split: its examples}. A missing set is an empty list.
+    """
     if not examples["train"]:
         print(f"{corpus.name}: has no training set, so the test set is split: 80 % training, 10 % validation")
-        examples = divide_test_set(examples["test"])
+        return divide_test_set(examples["test"])
     if not examples["valid"]:
         division = split_off(examples["train"], share=0.1)
-        examples["train"] = division.kept
-        examples["valid"] = division.drawn
-    for split in SPLITS:
-        if not examples[split]:
-            raise UserError(f"{corpus.name}: has too few examples: the {split} set would be empty")
+        return {"train": division.kept, "valid": division.drawn, "test": examples["test"]}
     return examples
 
 
 def draw_labelled_examples(examples: Examples, limit: int | None) -> Examples:
-    """Returns the sets of examples with labels after shuffling the training examples and taking some of them.
+    """Returns the sets of examples with labels, with the training examples in random order, and only some of them.
 
-    If there is no validation set, it gets a tenth of the training examples. A fixed seed decides the order.
+    If there is no validation set, it gets a tenth of these training examples. A fixed seed decides the order.
 
     Args:
         examples: {split: its examples}.
@@ -100,9 +114,9 @@ def draw_labelled_examples(examples: Examples, limit: int | None) -> Examples:
     random.Random(SEED).shuffle(shuffled)
     drawn = shuffled[:limit]
     if examples["valid"]:
-        return {**examples, "train": drawn}
+        return {"train": drawn, "valid": examples["valid"], "test": examples["test"]}
     number_valid = len(drawn) // 10
-    return {**examples, "valid": drawn[:number_valid], "train": drawn[number_valid:]}
+    return {"train": drawn[number_valid:], "valid": drawn[:number_valid], "test": examples["test"]}
 
 
 def refuse_unknown_labels(corpus: Corpus, examples: Examples) -> None:
@@ -142,8 +156,12 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
     """
     groups: list[str] = []  # the group of each example
     for index, example in enumerate(examples):
-        # An example without a paragraph and a group is a group of its own, which is named by its index.
-        groups.append(example.paragraph or example.group or str(index))
+        if example.paragraph:
+            groups.append(example.paragraph)
+        elif example.group:
+            groups.append(example.group)
+        else:
+            groups.append(str(index))  # a group that has only this example
     different_groups = list(dict.fromkeys(groups))  # in the order of the examples, so that the draw is always the same
     number_drawn = max(1, round(len(different_groups) * share))
     drawn_groups = set(random.Random(SEED).sample(different_groups, number_drawn))
@@ -162,8 +180,8 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
 def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> Iterator[Example]:
     """Yields the examples of a file.
 
-    Pairs of texts with an empty side are left out of the training set, and their number is printed. Elsewhere, an empty
-    text is an error.
+    In the training set of a corpus of pairs, examples with an empty side are left out, and their number is printed.
+    Elsewhere, an empty text is an error.
 
     Args:
         corpus: its record says how the file is read.
@@ -174,15 +192,18 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
     Raises:
         UserError: an example is empty, or does not have the form that the corpus should have.
     """
-    has_pairs_of_texts = corpus.kind != "labels"
-    may_leave_out = split == "train" and has_pairs_of_texts
-    # MNLI has two test files with separate scores. So in a test set, the name of the file is the group by default.
+    is_pair_of_texts = corpus.kind != "labels"
+    may_leave_out = split == "train" and is_pair_of_texts
+    # The scores of a test set are computed for each group. By default, the file of the test set is the group: the task
+    # MNLI has two such files, whose scores are separate.
     default_group = path.stem if split == "test" else ""
     number_left_out = 0
     for number, row in read_rows(corpus, path):
         where = f"{path}: line {number}"
-        with clear_error_if_row_is_wrong(corpus, where, row):
+        try:
             example = make_example(corpus, where, row, history, default_group)
+        except ERRORS_OF_WRONG_ROWS as error:
+            raise UserError(explain_wrong_row(corpus, where, error, columns=row)) from None
         if example.source and example.target:
             yield example
         elif may_leave_out:
@@ -197,39 +218,35 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
 def read_rows(corpus: Corpus, path: Path) -> Rows:
     """Yields the rows of a file.
 
-    Raises UserError, which names the place, if the file does not have the form that the corpus should have.
+    Raises UserError if a row cannot be read because the file does not have the form that the corpus should have. The
+    error names the last row before it, as the number of its own line is not known.
     """
     read = choose_reader(corpus, path)
-    rows = read(corpus, path)
     where = str(path)
-    while True:
-        # Only `next`, which reads a row, is inside of the with statement, and not what the caller does with the row. If
-        # `next` fails, the row is not known yet. So the error names the row before it.
-        with clear_error_if_row_is_wrong(corpus, where, row={}):
-            numbered_row = next(rows, None)
-        if numbered_row is None:
-            return
-        yield numbered_row
-        where = f"{path}: after line {numbered_row.number}"
+    try:
+        for numbered_row in read(corpus, path):
+            yield numbered_row
+            where = f"{path}: after line {numbered_row.number}"
+    except ERRORS_OF_WRONG_ROWS as error:
+        raise UserError(explain_wrong_row(corpus, where, error)) from None
 
 
-@contextlib.contextmanager
-def clear_error_if_row_is_wrong(corpus: Corpus, where: str, row: Row) -> Iterator[None]:
-    """Raises a UserError that names a row and its columns if the block of this context manager cannot read the row.
+# what Python raises if a row is taken apart that has other columns or values than the corpus should have
+ERRORS_OF_WRONG_ROWS = (AttributeError, KeyError, TypeError, IndexError)
 
-    The block fails if it takes a row apart that has other columns or values than the corpus should have.
+
+def explain_wrong_row(corpus: Corpus, where: str, error: Exception, columns: Iterable[str] = ()) -> str:
+    """Returns the text of an error about a row that does not have the form that its corpus should have.
 
     Args:
-        corpus: the corpus that the row should belong to.
+        corpus: the corpus.
         where: names the row.
-        row: its columns; empty if they are not known.
+        error: one of `ERRORS_OF_WRONG_ROWS`.
+        columns: the names of the row's columns; empty if they are not known.
     """
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, IndexError) as error:
-        columns = ", ".join(row) or "another form"
-        problem = f"{type(error).__name__} {error}; it has {columns[:99]}"
-        raise UserError(f"{where}: no row of {corpus.name}: {problem}") from None
+    column_names = ", ".join(columns)
+    form = column_names[:99] if column_names else "another form"  # a file of another kind may have very many columns
+    return f"{where}: no row of {corpus.name}: {type(error).__name__} {error}; it has {form}"
 
 
 def make_example(corpus: Corpus, where: str, row: Row, history: int | None, default_group: str) -> Example:
@@ -247,22 +264,24 @@ def make_example(corpus: Corpus, where: str, row: Row, history: int | None, defa
     target = one_line(corpus.target.format(**columns))
     if corpus.kind == "labels":
         source = remove_markup(source)
-    # Some readers add two columns to a row: examples with the same `group` are scored together, and examples with the
-    # same text in `held out with` (the paragraph that they are about) stay together when a set is held out.
+    # Some readers add the columns "group", "answers" and "held out with", which stand for these fields, to their rows.
+    group = str(row.get("group", ""))
     return Example(
         source,
         target,
-        group=str(row.get("group", "")) or default_group,
+        group=group if group else default_group,
         answers=columns.get("answers", ()),
         paragraph=str(row.get("held out with", "")),
     )
 
 
 def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> Row:
-    """Returns a row of a file in the form in which the format strings of its corpus need it.
+    """Returns the columns of a row with the names and values that the format strings of its corpus need.
 
-    The columns get the names that the corpus' record gives them. A label is replaced by the text that the model has to
-    write, a number is rounded, and a dialogue is joined to one text.
+    - All columns get the names that the corpus' record gives them.
+    - Dialogues get a further column, `history`, which has the last utterances before the reply in one text.
+    - A label is replaced by the text that the model has to write. In GLUE for T5, this text is the target of a pair.
+    - A number is rounded. A further column, `answers`, has the exact number, as scores are computed with it.
 
     Args:
         corpus: the corpus.
@@ -270,21 +289,33 @@ def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> R
         row: {name of a column: its value}.
         history: for dialogues, how many utterances before the reply are part of the source; None for `HISTORY`.
     """
-    columns = {corpus.names.get(column, column): text for column, text in row.items()}
+    columns = {corpus.names.get(column, column): value for column, value in row.items()}
     is_dialogue = "turns" in columns
     if is_dialogue:
         number_of_turns = HISTORY if history is None else history
-        last_turns = columns["turns"][-number_of_turns:]
-        columns["history"] = " | ".join([*columns["persona"], *last_turns])
-    # In GLUE for T5, the examples are pairs of texts, and the target text is the label, written out.
-    has_labels = corpus.kind == "labels" or bool(corpus.labels)
-    if has_labels:
-        columns["label"] = read_label(corpus, where, str(columns["label"]).strip())
-    if corpus.number and corpus.number in columns:  # the column with numbers, if the corpus has one
-        number = columns[corpus.number]
-        columns[corpus.number] = round_number(where, number)
-        columns["answers"] = [str(number)]  # scores are computed with the exact number
+        columns["history"] = join_history(columns["persona"], columns["turns"], number_of_turns)
+    has_label = corpus.kind == "labels" or bool(corpus.labels)
+    if has_label:
+        label = str(columns["label"]).strip()
+        columns["label"] = read_label(corpus, where, label)
+    number_column = corpus.number  # "" for a corpus without numbers
+    if number_column and number_column in columns:
+        number = columns[number_column]
+        columns[number_column] = round_number(where, number)
+        columns["answers"] = [str(number)]
     return columns
+
+
+def join_history(persona: Sequence[str], turns: Sequence[str], number_of_turns: int) -> str:
+    """Returns what a speaker in a dialogue knows before the reply, such as "I have a dog. | Hi! | Hello, who is it?".
+
+    Args:
+        persona: sentences about the speaker, all of which are used; empty if the corpus has none.
+        turns: all utterances before the reply.
+        number_of_turns: how many of the last utterances are used, at least 1.
+    """
+    last_turns = turns[-number_of_turns:]
+    return " | ".join([*persona, *last_turns])
 
 
 def round_number(where: str, number: Any) -> str:
@@ -330,22 +361,15 @@ def remove_markup(text: str) -> str:
 
 
 def read_table(corpus: Corpus, path: Path) -> Rows:
-    """Yields the rows of a .csv or .tsv file. The corpus IMDb has instead a .txt file for each text, which is one row.
+    """Yields the rows of a .csv or .tsv file, without its heading.
 
     Raises:
         UserError: a row has too few columns, and the corpus does not allow that (`broken_rows`).
     """
-    is_single_text = corpus.kind == "labels" and path.suffix == ".txt"
-    if is_single_text:
-        yield read_imdb_text(path)
-        return
-    columns: Sequence[str] = corpus.columns
+    columns, rows = read_heading(corpus, read_cells(corpus, path))
     number_of_broken_rows = 0
-    is_first_row = True
-    for line_number, cells in read_cells(corpus, path):
-        if is_first_row and is_heading(corpus, cells):
-            columns = choose_columns(corpus, heading=cells)
-        elif len(cells) >= len(columns):
+    for line_number, cells in rows:
+        if len(cells) >= len(columns):
             yield NumberedRow(line_number, name_cells(corpus, columns, cells))
         elif corpus.broken_rows:
             number_of_broken_rows += 1
@@ -353,28 +377,41 @@ def read_table(corpus: Corpus, path: Path) -> Rows:
             delimiter = "tabs" if has_tabs(corpus, path) else "commas"
             expected = f"{len(columns)} ({', '.join(columns)}), divided by {delimiter}"
             raise UserError(f"{path}: line {line_number} has {len(cells)} column(s), not {expected}")
-        is_first_row = False
     if number_of_broken_rows:
         print(f"{path}: {number_of_broken_rows} row(s) with fewer than {len(columns)} columns are skipped")
 
 
-def read_imdb_text(path: Path) -> NumberedRow:
-    """Returns the text in a file of the corpus IMDb, with its label, as a row.
+class Table(NamedTuple):
+    """The contents of a .csv or .tsv file."""
+
+    columns: Sequence[str]  # their names
+    rows: Iterator["NumberedCells"]  # without the heading
+
+
+def read_heading(corpus: Corpus, all_rows: Iterator["NumberedCells"]) -> Table:
+    """Returns the names of the columns of a .csv or .tsv file, and all rows except for a heading.
+
+    - If the first row is no heading, the corpus' record names the columns.
+    - In texts with labels, the record names the columns too, whatever the heading calls them.
+    - Otherwise, the heading names the columns.
+    """
+    first_row = next(all_rows, None)
+    if first_row is None:  # an empty file
+        return Table(corpus.columns, all_rows)
+    if not is_heading(corpus, first_row.cells):
+        return Table(corpus.columns, itertools.chain([first_row], all_rows))
+    if corpus.kind == "labels":
+        return Table(corpus.columns, all_rows)
+    return Table(first_row.cells, all_rows)
+
+
+def read_imdb_text(corpus: Corpus, path: Path) -> Rows:
+    """Yields the only row of a file of the corpus IMDb: its text and its label.
 
     The name of the folder is the label: "neg" for a negative review (label 0) or "pos" for a positive one (label 1).
     """
     label = {"neg": "0", "pos": "1"}[path.parent.name]
-    return NumberedRow(1, {"label": label, "last": read_whole(path)})
-
-
-def choose_columns(corpus: Corpus, heading: Sequence[str]) -> Sequence[str]:
-    """Returns the names of the columns of a .csv or .tsv file. `heading`: its first row, which has names of columns.
-
-    The columns of texts with labels have fixed names, whatever the heading calls them.
-    """
-    if corpus.kind == "labels":
-        return corpus.columns
-    return heading
+    yield NumberedRow(1, {"label": label, "last": read_whole(path)})
 
 
 def name_cells(corpus: Corpus, columns: Sequence[str], cells: Sequence[str]) -> Row:
@@ -455,8 +492,7 @@ def second_file(corpus: Corpus, path: Path) -> Path | None:
         return None  # the file has sources and targets
     name = path.name.removesuffix(".gz")
     target_name = name.replace(".source", ".target").replace(".data", ".gold")
-    # `plain_or_compressed` also finds the file if it is compressed. One of the two files may be, and the other one not.
-    return plain_or_compressed(path.with_name(target_name))
+    return plain_or_compressed(path.with_name(target_name))  # only one of the two files may be compressed
 
 
 def read_two_files(corpus: Corpus, path: Path) -> Rows:
@@ -503,17 +539,17 @@ def read_wsc(corpus: Corpus, path: Path) -> Rows:
         yield NumberedRow(number, {**row, "text": mark_spans(text, {"*": noun, "#": pronoun})})
 
 
-def find_words(where: str, text: str, words: str, words_before: int) -> Span:
+def find_words(where: str, text: str, words: str, number_before: int) -> Span:
     """Returns the span of some words in a text, as indices of characters.
 
-    If the words occur several times, it is the span before which there are about `words_before` words. This number is
-    not always exact in the corpus WSC, so that the nearest span is taken.
+    If the words occur several times, the corpus WSC says how many words of the text are before the span that it means.
+    This number is not always exact. So the span with the nearest number is taken.
 
     Args:
         where: names the row of the file in an error.
         text: the text.
         words: the words to find, with spaces between them.
-        words_before: how many words of the text should be before the span.
+        number_before: how many words of the text should be before the span.
     """
     pattern = r"\s+".join(re.escape(word) for word in words.split())
     whole_words = rf"(?<!\w){pattern}(?!\w)"  # without a letter directly before or after them
@@ -523,7 +559,7 @@ def find_words(where: str, text: str, words: str, words_before: int) -> Span:
 
     def distance(span: Span) -> int:
         """Returns by how much the number of words before a span differs from the number that should be there."""
-        return abs(len(text[: span.start].split()) - words_before)
+        return abs(len(text[: span.start].split()) - number_before)
 
     return min(spans, key=distance)
 
@@ -543,18 +579,15 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
         """Returns the length of the span with a mark."""
         return spans[mark].end - spans[mark].start
 
-    shorter_first = sorted(spans, key=length)
-    longer_first = sorted(spans, key=length, reverse=True)
-    marked_text = ""
-    for place, character in enumerate(f"{text} "):  # the space stands for the end of the text, where a span may end
-        for mark in shorter_first:
-            if spans[mark].end == place:
-                marked_text += f" {mark}"
-        for mark in longer_first:
-            if spans[mark].start == place:
-                marked_text += f"{mark} "
-        marked_text += character
-    return marked_text[:-1]
+    insertions: dict[int, str] = defaultdict(str)  # {index of a character: the marks that are inserted before it}
+    for mark in sorted(spans, key=length):  # where two spans end, the mark of the longer span comes last
+        insertions[spans[mark].end] += f" {mark}"
+    for mark in sorted(spans, key=length, reverse=True):  # where two spans start, the mark of the longer comes first
+        insertions[spans[mark].start] += f"{mark} "
+    marked_text = text
+    for index in sorted(insertions, reverse=True):  # from the end, as an insertion moves the characters after it
+        marked_text = marked_text[:index] + insertions[index] + marked_text[index:]
+    return marked_text
 
 
 def read_multirc(corpus: Corpus, path: Path) -> Rows:
@@ -580,25 +613,25 @@ def read_multirc(corpus: Corpus, path: Path) -> Rows:
 
 
 def join_highlights(text: str) -> str:
-    """Returns a passage of ReCoRD in which the highlights at its end have become sentences of the passage.
+    """Returns a passage of ReCoRD without the lines "@highlight", each of which has a highlight after it.
 
-    A highlight follows the line "@highlight". The text before that line gets a full stop if it does not end with a
-    punctuation mark.
+    The text before such a line gets a full stop, unless it ends with a punctuation mark. For example,
+    "Ann met Bob\\n@highlight\\nBob ran" becomes "Ann met Bob. Bob ran".
     """
 
-    def replace_marker(match: re.Match[str]) -> str:
-        """Returns the punctuation mark before the line "@highlight", or else a full stop, and a space."""
-        punctuation_mark = match[1] or "."
-        return f"{punctuation_mark} "
+    def end_sentence(match: re.Match[str]) -> str:
+        """Returns what stands between two sentences: the punctuation mark of the first, or a full stop, and a space."""
+        punctuation_mark = match["mark"]
+        return f"{punctuation_mark} " if punctuation_mark else ". "
 
-    return re.sub(r"([.?!\"']?)\n@highlight\n", replace_marker, text)
+    return re.sub(r"(?P<mark>[.?!\"']?)\n@highlight\n", end_sentence, text)
 
 
 def read_record(corpus: Corpus, path: Path) -> Rows:
     """Yields a row for each query of the corpus ReCoRD. Its task is to fill in a missing name from a passage.
 
-    A query may have several right answers. The first is the target in training. As in T5, the highlights at the end of
-    the passage become sentences of it.
+    A query may have several right answers. The first is the target in training. As in T5, `join_highlights` changes the
+    passage.
     """
     for number, row in read_objects(corpus, path):
         text = row["passage"]["text"]
@@ -629,8 +662,8 @@ def read_persona_chat(corpus: Corpus, path: Path) -> Rows:
     turns: list[str] = []
     dialogue = 0
     for number, line in enumerate(lines(path), start=1):
-        line_number, _, text = line.partition(" ")
-        if line_number == "1":
+        number_in_dialogue, _, text = line.partition(" ")
+        if number_in_dialogue == "1":
             dialogue += 1
             persona = []
             turns = []
@@ -660,7 +693,6 @@ def read_utterances(corpus: Corpus, path: Path) -> Rows:
 Reader = Callable[[Corpus, Path], Rows]
 # {value of `rows` in the record of a corpus: the reader}
 READERS: dict[str, Reader] = {
-    "table": read_table,
     "wsc": read_wsc,
     "multirc": read_multirc,
     "record": read_record,
@@ -684,4 +716,6 @@ def choose_reader(corpus: Corpus, path: Path) -> Reader:
     for ending, reader in READERS_BY_ENDING.items():
         if name.endswith(ending):
             return reader
+    if corpus.kind == "labels" and path.suffix == ".txt":  # the corpus IMDb has a file for each text
+        return read_imdb_text
     return read_table

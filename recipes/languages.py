@@ -49,7 +49,7 @@ SCRIPT_CODES = {
     "khmr": "KHMER", "laoo": "LAO", "mymr": "MYANMAR", "talu": "NEW", "nshu": "NUSHU", "lana": "TAI", "tale": "TAI",
     "tavt": "TAI", "tang": "TANGUT", "thai": "THAI", "tibt": "TIBETAN", "yiii": "YI",
 }  # fmt: skip
-LONGEST_WORDS = 25  # letters per word; no language has longer words on average. Such text has no spaces between words.
+MOST_LETTERS_PER_WORD = 25  # on average; no language with spaces between words has longer words
 
 
 def base_code(language: str) -> str:
@@ -77,7 +77,7 @@ DIRECTIONS = [0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F)]
 INVISIBLE = [*range(0x2061, 0x2070)]
 SPACES = [code for code in range(0x21, 0x3001) if chr(code).isspace()]
 # tabs; all characters that some program takes for the end of a line; and U+2581, which SentencePiece writes for a space
-BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85\u2028\u2029\u2581"
+CHARACTERS_LIKE_SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f\x85\u2028\u2029\u2581"
 
 
 def replacements() -> dict[str, str]:
@@ -88,13 +88,13 @@ def replacements() -> dict[str, str]:
     table: dict[str, str] = {}
     for code in (*CONTROLS, *NO_WIDTH, *DIRECTIONS, *INVISIBLE):
         table[chr(code)] = ""
-    # These control characters are often punctuation marks of Windows-1252 that a program has read as Latin 1. "ignore"
-    # removes the five of them that Windows-1252 does not define.
+    # In Windows-1252, these codes are punctuation marks such as “ and …. If a program has read such text as Latin 1,
+    # they have become control characters. For the five codes that Windows-1252 does not define, "ignore" returns "".
     for code in range(0x80, 0xA0):
         table[chr(code)] = bytes([code]).decode("cp1252", "ignore")
     for code in SPACES:
         table[chr(code)] = " "
-    for character in BLANKS:
+    for character in CHARACTERS_LIKE_SPACES:
         table[character] = " "
     return table
 
@@ -154,19 +154,24 @@ def lower(text: str, language: str) -> str:
 
 
 def has_dotless_i(text: str, language: str) -> bool:
-    """Returns whether the lower case of the letter I is ı in a text, because i and ı are two letters, as in Turkish.
+    """Returns whether the letter I of a text becomes ı in lower case, as in Turkish, and not i, as in English.
 
-    Some languages have these letters only when they are written in the Latin alphabet. The script (alphabet) may be
-    part of the language's code, as in "kaz_Cyrl". If it is not, the majority of the letters decides. For example, a
-    Latin word in a Kazakh text in Cyrillic is a name or an English word, and so its I becomes i.
+    - Most languages do not have the letter ı.
+    - The other languages have it only in the Latin script. The code of a language may name the script: Kazakh is
+      "kaz_Latn" or "kaz_Cyrl".
+    - If the code names no script, the script of the text decides. In a Kazakh text that is mostly Cyrillic, a Latin
+      word is a name or an English word, and its I becomes i.
     """
     if base_code(language) not in DOTLESS_I:
         return False
     script = script_code(language)
-    if script == "latn":
-        return True
-    if script in ("cyrl", "arab", "hebr"):  # Cyrillic, Arabic and Hebrew, the other scripts of these languages
-        return False
+    if script in ("latn", "cyrl", "arab", "hebr"):  # Latin, Cyrillic, Arabic, Hebrew: all scripts of these languages
+        return script == "latn"
+    return is_mostly_latin(text)
+
+
+def is_mostly_latin(text: str) -> bool:
+    """Returns whether more than half of the letters of a text are Latin letters."""
     letters = [character for character in text if character.isalpha()]
     latin_letters = [letter for letter in letters if script_name(letter) == "LATIN"]
     return len(latin_letters) > len(letters) / 2
@@ -208,7 +213,7 @@ def _tokenizer_for_text(text: Iterable[str]) -> str:
         letters_by_script.update(script_name(character) for character in line if character.isalpha())
     tokenizer = _tokenizer_for_scripts(letters_by_script)
     # This finds scripts without spaces between words that UNSPACED_SCRIPTS does not have.
-    words_are_too_long = letters_by_script.total() > LONGEST_WORDS * number_of_words
+    words_are_too_long = letters_by_script.total() > MOST_LETTERS_PER_WORD * number_of_words
     if tokenizer == "13a" and words_are_too_long:
         return "char"
     return tokenizer

@@ -126,30 +126,32 @@ def clean_pairs(
         clean: a function that is applied to each line before the pair is checked.
 
     Raises:
-        UserError: no pair is left, or a pair is left out of a text with `limits.keep_all`.
+        UserError: no pair can be used, or a pair cannot be used although `limits.keep_all` is set.
     """
+    files = find_file_pairs(prefixes, sides)
     source_side, target_side = sides
     outputs = FilePair(Path(f"{output}.{source_side}"), Path(f"{output}.{target_side}"))
-    files = find_file_pairs(prefixes, sides)
     prefix_names = " ".join(str(prefix) for prefix in prefixes)
-    show_step(f"{output}.{{{','.join(sides)}}}: pairs of {prefix_names}")
+    both_endings = f"{source_side},{target_side}"
+    show_step(f"{output}.{{{both_endings}}}: pairs of {prefix_names}")  # as in a shell: train.{en,de}
     if dry_run() or all(path.exists() for path in outputs):
         return
     counts = PairCounts()
     with pair_writer(*outputs) as write_pair:
         for checked in read_checked_pairs(files, limits, clean):
             counts.add(checked)
-            if checked.fault:
-                continue
-            pair = checked.cleaned
-            if limits.lowercase:
-                pair = Pair(lower(pair.source, source_side), lower(pair.target, target_side))
-            write_pair(pair)
-        if not counts.used:  # raised inside of the block, so that no empty files remain
-            total = sum(counts.left_out.values())
-            reasons = counts.describe_left_out() or "no text"
-            raise UserError(f"{prefixes[0]}: none of the {total} pairs can be used ({reasons})")
+            if not checked.fault:
+                write_pair(lower_pair(checked.cleaned, sides) if limits.lowercase else checked.cleaned)
+        # This is checked inside of the block, because an error in the block discards the empty files.
+        if counts.used == 0:
+            raise UserError(f"{prefixes[0]}: {counts.describe_text_without_pairs()}")
     counts.report()
+
+
+def lower_pair(pair: Pair, languages: Sequence[str]) -> Pair:
+    """Returns a pair in lower case. `languages`: the codes of the languages of source and target."""
+    source_language, target_language = languages
+    return Pair(lower(pair.source, source_language), lower(pair.target, target_language))
 
 
 class CheckedPair(NamedTuple):
@@ -165,7 +167,7 @@ def read_checked_pairs(files: Sequence[FilePair], limits: Limits, clean: Callabl
 
     Args:
         files: the source and target files.
-        limits: which pairs can be used.
+        limits: which pairs can be used. From each file, only the first `limits.sample` pairs are read.
         clean: a function that is applied to each line before the pair is checked.
 
     Raises:
@@ -174,12 +176,12 @@ def read_checked_pairs(files: Sequence[FilePair], limits: Limits, clean: Callabl
     for file_pair in files:
         # `str` leaves the lines unchanged. They are cleaned below, as the lines before cleaning are needed too.
         raw_pairs = itertools.islice(read_pairs(file_pair, clean=str), limits.sample)
-        for number, raw in enumerate(raw_pairs, start=1):
+        for line_number, raw in enumerate(raw_pairs, start=1):
             cleaned = Pair(clean(raw.source), clean(raw.target))
             fault = limits.fault(cleaned)
             if fault and limits.keep_all:
-                place = f"{file_pair.source}: line {number} here or in {file_pair.target.name}"
-                raise UserError(f"{place} is {fault}; no line of this text may be dropped")
+                either_line = f"line {line_number} here or in {file_pair.target.name}"
+                raise UserError(f"{file_pair.source}: {either_line} is {fault}; no line of this text may be dropped")
             yield CheckedPair(raw, cleaned, fault)
 
 
@@ -207,6 +209,11 @@ class PairCounts:
         """Returns how many pairs were left out for which reason, such as "3 empty, 1 held out"."""
         return ", ".join(f"{number} {reason}" for reason, number in self.left_out.items())
 
+    def describe_text_without_pairs(self) -> str:
+        """Returns the text of the error about a text of which all pairs were left out."""
+        reasons = self.describe_left_out() if self.left_out else "no text"
+        return f"none of the {self.left_out.total()} pairs can be used ({reasons})"
+
     def report(self) -> None:
         """Prints the counts."""
         left_out = f", left out: {self.describe_left_out()}" if self.left_out else ""
@@ -225,7 +232,8 @@ def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], split
     """Draws pairs of the training text for validation or test sets, and writes them to the files FOLDER/SPLIT.SIDE.
 
     Each set gets a tenth of the pairs, but at most 1,000 pairs. They are always the same pairs, as the seed is fixed.
-    Existing files are kept. If one of them is missing, all are written again, with the same pairs.
+    Existing files are kept. If one of them is missing, all are written again, with the same pairs. A dry run draws no
+    pairs.
 
     Args:
         prefixes: paths of the files of the training text, without the endings of source and target.
@@ -236,21 +244,25 @@ def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], split
     Returns:
         the lowercased sources of all drawn pairs. Pairs with these sources must not be trained on.
     """
-    source_side, _ = sides
-    files = find_file_pairs(prefixes, sides)
+    training_files = find_file_pairs(prefixes, sides)
     show_step(f"{' and '.join(splits)} of {folder}: drawn from the training text")
     if dry_run():
         return frozenset()
-    outputs: list[Path] = []
-    for split in splits:
-        outputs += [folder / f"{split}.{side}" for side in sides]
-    if not all(path.exists() for path in outputs):
-        drawn = draw_pairs(files, splits, text_name=prefixes[0])
+    source_side, target_side = sides
+    source_files = [folder / f"{split}.{source_side}" for split in splits]
+    target_files = [folder / f"{split}.{target_side}" for split in splits]
+    if not all(file.exists() for file in (*source_files, *target_files)):
+        drawn = draw_pairs(training_files, splits, text_name=prefixes[0])
         write_pairs_of_splits(drawn, folder, sides)
-    sources: set[str] = set()
-    for split in splits:
-        sources.update(line.lower() for line in lines(folder / f"{split}.{source_side}"))
-    return frozenset(sources)
+    return read_in_lower_case(source_files)  # the files may have been written by an earlier call
+
+
+def read_in_lower_case(files: Sequence[Path]) -> frozenset[str]:
+    """Returns all different lines of some files, in lower case."""
+    lowercased: set[str] = set()
+    for file in files:
+        lowercased.update(line.lower() for line in lines(file))
+    return frozenset(lowercased)
 
 
 def write_pairs_of_splits(pairs_by_split: Mapping[str, Sequence[Pair]], folder: Path, sides: Sequence[str]) -> None:
@@ -266,10 +278,10 @@ def write_pairs_of_splits(pairs_by_split: Mapping[str, Sequence[Pair]], folder: 
 
 
 def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path) -> dict[str, list[Pair]]:
-    """Draws pairs of the training text for validation or test sets. No source is drawn twice.
+    """Draws pairs of the training text for validation or test sets. No two of them have the same source.
 
-    Each set gets a tenth of the pairs, but at most `MOST_HELD_OUT` pairs. It gets fewer if pairs with equal sources are
-    drawn, as only the first of these is taken.
+    For each set, a tenth of the pairs is drawn, but at most `MOST_HELD_OUT` pairs. If several drawn pairs have the same
+    source, only the first of them is kept.
 
     Args:
         files: the files of the training text.
@@ -357,7 +369,7 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
     # Before each span there is at least one kept word, so there are at most `number_kept` spans. Each span has at least
     # one word, because `span_length` is at least 1, and so there are at most `number_replaced` spans.
     number_of_spans = clamp(round(number_replaced / span_length), 1, number_kept)
-    # The block consists of kept and replaced words in turn, and ends with replaced words.
+    # The block consists of kept and replaced words in turn. It begins with kept words, and ends with replaced words.
     kept_lengths = random_composition(number_kept, number_of_spans, rng)
     replaced_lengths = random_composition(number_replaced, number_of_spans, rng)
     remaining_words = iter(block)
@@ -384,15 +396,15 @@ def read_blocks(path: Path, block_size: int) -> Iterator[list[str]]:
     provided that it has at least two words.
     """
     block: list[str] = []
-    has_yielded = False
+    is_first_block = True
     for line in lines(path):
         for word in line.split():
             block.append(word)
             if len(block) == block_size:
                 yield block
                 block = []
-                has_yielded = True
-    if not has_yielded and len(block) > 1:  # `corrupt_block` needs two words
+                is_first_block = False
+    if is_first_block and len(block) >= 2:  # `corrupt_block` needs two words
         yield block
 
 
