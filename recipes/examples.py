@@ -176,6 +176,9 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
 
 # ---- files
 
+# what Python raises if a row is taken apart that has other columns or values than the corpus should have
+ERRORS_OF_WRONG_ROWS = (AttributeError, KeyError, TypeError, IndexError)
+
 
 def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> Iterator[Example]:
     """Yields the examples of a file.
@@ -229,10 +232,6 @@ def read_rows(corpus: Corpus, path: Path) -> Rows:
             where = f"{path}: after line {numbered_row.number}"
     except ERRORS_OF_WRONG_ROWS as error:
         raise UserError(explain_wrong_row(corpus, where, error)) from None
-
-
-# what Python raises if a row is taken apart that has other columns or values than the corpus should have
-ERRORS_OF_WRONG_ROWS = (AttributeError, KeyError, TypeError, IndexError)
 
 
 def explain_wrong_row(corpus: Corpus, where: str, error: Exception, columns: Iterable[str] = ()) -> str:
