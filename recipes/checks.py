@@ -74,9 +74,10 @@ def read_dictionary(file: Path) -> dict[str, int]:
 
 
 def share_of_unknown(counts: Mapping[str, int], files: Iterable[Path]) -> float:
-    """Returns the share of the subwords in some files that are not in the dictionary because BPE has merged too much.
+    """Returns the share of the subwords in some files that are not in the dictionary, although their characters are.
 
-    A subword with a character that the training text does not have would be unknown anyway, and does not count.
+    BPE has merged these subwords to longer ones everywhere in the training text. A subword with a character that the
+    training text does not have does not count, as it would be unknown with any number of merges.
 
     Args:
         counts: {subword of the dictionary: how often it occurs in the training text}.
@@ -90,8 +91,10 @@ def share_of_unknown(counts: Mapping[str, int], files: Iterable[Path]) -> float:
             subwords = line.split()
             number_of_subwords += len(subwords)
             for subword in subwords:
-                characters = subword.removesuffix("@@")
-                if subword not in counts and known_characters.issuperset(characters):
+                if subword in counts:
+                    continue
+                characters = set(subword.removesuffix("@@"))
+                if characters <= known_characters:
                     number_unknown += 1
     return number_unknown / number_of_subwords
 
@@ -191,8 +194,8 @@ class Comparison(NamedTuple):
 def check_round_trip(side: PreparedSide) -> RoundTrip | None:
     """Compares a side of the test set before and after the round trip, and prints how many lines are the same.
 
-    The line before the round trip is in the folder text of the prepared data. The line after it is the text that its
-    subwords are joined to. If many lines are different, prints how to keep more of them.
+    In the round trip, a line of text is split into subwords, and the subwords are joined to a line of text again. If
+    many lines are different afterwards, this function prints how to keep more of them.
 
     Returns:
         what was measured; None if no line can be compared because all lines were cut to a maximum length.
@@ -220,14 +223,13 @@ def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
     Prints a warning if so much is different that it has an influence on the scores of translations.
     """
     name = "round trip" if side.is_target else f"round trip of {side.language}"
-    cut_lines = f"{comparison.number_cut:,}"
-    limit = f"are cut to {side.max_length} subwords"
+    number_cut = f"{comparison.number_cut:,}"
     if not comparison.compared:
-        print(f"{name}: nothing is left of it, as all {cut_lines} lines {limit}")
+        print(f"{name}: nothing is left of it, as all {number_cut} lines are cut to {side.max_length} subwords")
         return
     same_lines = f"{comparison.number_same:,} of {len(comparison.compared):,} lines"
-    note = f"; {cut_lines} more {limit}" if comparison.number_cut else ""
-    print(f"{name}: BLEU {comparison.bleu:.2f}, {same_lines}{note}")
+    cut_lines = f"; {number_cut} more are cut to {side.max_length} subwords" if comparison.number_cut else ""
+    print(f"{name}: BLEU {comparison.bleu:.2f}, {same_lines}{cut_lines}")
     if comparison.changed:
         print_difference(comparison.changed[0])
     if comparison.bleu < LEAST_BLEU:
@@ -292,13 +294,18 @@ def explain_changes(side: PreparedSide, changed: Sequence[Line]) -> str:
     fix = "--subwords sentencepiece gives all back"
     if side.language not in MOSES:
         return f"Moses' tokeniser does not know {side.language}; {fix}"
-    explanation = "Moses' tokeniser makes quotes and dashes plain, sets slashes apart"
-    changed_signs = [find_changed_sign(line) for line in changed]
-    counts = Counter(sign for sign in changed_signs if sign)
-    if counts:
-        most_frequent = [sign for sign, _ in counts.most_common(5)]
-        explanation += f"; here it changes text at {' '.join(most_frequent)}"
-    return f"{explanation}; {fix}"
+    usual_changes = "Moses' tokeniser makes quotes and dashes plain, sets slashes apart"
+    changed_signs = find_frequent_changes(changed)
+    if not changed_signs:
+        return f"{usual_changes}; {fix}"
+    return f"{usual_changes}; here it changes text at {' '.join(changed_signs)}; {fix}"
+
+
+def find_frequent_changes(changed: Sequence[Line]) -> list[str]:
+    """Returns the five signs at which the round trip has changed the most lines, the most frequent one first."""
+    signs = [find_changed_sign(line) for line in changed]
+    counts = Counter(sign for sign in signs if sign)
+    return [sign for sign, _count in counts.most_common(5)]
 
 
 def find_changed_sign(line: Line) -> str:

@@ -28,7 +28,8 @@ VARIATION_SELECTOR = "\ufe0f"  # makes an emoji of the character before it, such
 PICTURES = "\u2300-\u23ff\u2460-\u24ff\u2600-\u27bf\u2b00-\u2bff\u3200-\u33ff\U0001f000-\U0001fbff\U000e0000-\U000e0fff"
 JOINERS = "\u200c\u200d"
 PRIVATE_USE = "\ue000-\uf8ff\U000f0000-\U0010ffff"
-LAST_LETTER = 0x34000  # Unicode has no letters after this code
+FIRST_AFTER_ASCII = 0x80  # the code of the first character that is not in ASCII
+END_OF_LETTERS = 0x34000  # this character and those after it are no letters
 
 
 @functools.cache
@@ -45,14 +46,18 @@ def characters_to_keep() -> "re.Pattern[str]":
 
 
 def letters_unknown_to_moses() -> list[str]:
-    """Returns the letters, marks and digits that Moses takes for punctuation, because its lists do not have them."""
+    """Returns the letters, marks and numbers that Moses takes for punctuation, because its lists do not have them.
+
+    They are in ascending order.
+    """
     from sacremoses import MosesTokenizer
 
     known_to_moses = re.compile(f"[{MosesTokenizer.IsAlnum}]")
     unknown: list[str] = []
-    for code in range(0x80, LAST_LETTER):
+    for code in range(FIRST_AFTER_ASCII, END_OF_LETTERS):
         character = chr(code)
-        is_word_character = unicodedata.category(character)[0] in "LMN"  # letters, marks and numbers
+        category = unicodedata.category(character)  # such as "Lu", an upper-case letter, or "Nd", a decimal number
+        is_word_character = category.startswith(("L", "M", "N"))  # letters, marks and numbers
         if is_word_character and not known_to_moses.match(character):
             unknown.append(character)
     return unknown
@@ -61,7 +66,8 @@ def letters_unknown_to_moses() -> list[str]:
 def as_ranges(characters: Sequence[str]) -> str:
     """Returns characters as the inside of a character class of a regular expression.
 
-    For example, "abcdfxyz" becomes "a-df-fx-z". `characters`: single characters in ascending order.
+    For example, "abcdf" becomes "a-df-f", which are the ranges "a-d" and "f-f". `characters`: single characters in
+    ascending order.
     """
     # the first and the last characters of all ranges; the codes of the characters of a range follow each other
     firsts: list[str] = []
@@ -125,11 +131,13 @@ def tokenize_file(
             words are joined to a text again later.
     """
     dashes = " -a" if dash_splits else ""
+    # "normalize" and "tokenize" are two commands of sacremoses, which it runs one after the other.
     moses_command = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
     is_made_now = not dry_run() and not output.exists()
     if stand_ins and is_made_now and needs_stand_ins(text):
         tokenize_with_stand_ins(text, output, moses_command)
     else:
+        # In a dry run, `make_file` only prints the command. If the output exists, it does nothing.
         make_file(output, f"{moses_command} < {quote(str(text))}")
 
 
@@ -232,8 +240,9 @@ def make_bpe_splitter(codes: Path, language: str, dash_splits: bool) -> Callable
 
     def split_into_subwords(text: str) -> list[str]:
         """Returns the subwords of a line."""
-        words = tokenize_line(text, language, dash_splits)
-        return list(bpe.process_line(words).split())
+        line_of_words = tokenize_line(text, language, dash_splits)
+        line_of_subwords = str(bpe.process_line(line_of_words))
+        return line_of_subwords.split()
 
     return split_into_subwords
 
@@ -249,14 +258,13 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
     Args:
         files: the training text.
         model: the file to write; an existing file is kept.
-        size: how many subwords ("pieces") are learned.
+        size: how many subwords ("pieces") are learned; the value of --merges.
         block_size: for T5's denoising, the number of words in an example; None for other text. It determines how many
             of the marks that stand for missing words become pieces.
         normalization: the name of SentencePiece's rule that replaces variants of letters, or "identity" for no rule.
 
     Raises:
-        UserError: `size` is too small for the number of different characters in the text. The error calls it --merges,
-            which is its option on the command line.
+        UserError: `size` is too small for the number of different characters in the text.
     """
     names = " ".join(str(path) for path in files)
     show_step(f"{model}: SentencePiece, {size} pieces of {names}")
@@ -273,12 +281,12 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
                 vocab_size=size,
                 hard_vocab_limit=False,  # a small text has fewer pieces
                 character_coverage=1.0,  # French and German have few characters, so all can be pieces
-                input_sentence_size=10_000_000,
+                input_sentence_size=10_000_000,  # of a longer text, so many lines are drawn at random
                 max_sentence_length=1 << 20,  # bytes: an article may be one line
                 shuffle_input_sentence=True,
                 user_defined_symbols=marks,
                 normalization_rule_name=normalization,
-                minloglevel=2,
+                minloglevel=2,  # print errors only
             )
         except RuntimeError as error:
             raise UserError(f"--merges {size}: {explain_training_error(error)}") from None
@@ -314,8 +322,8 @@ def apply_pieces(model: Path, text: Path, output: Path, *, max_length: int | Non
             not cut.
         keep_end: a line that is too long loses its beginning instead of its end.
     """
-    how = f", cut to {max_length}" if max_length else ""
-    show_step(f"{output}: {text} in pieces{how}")
+    note_on_length = f", cut to {max_length}" if max_length else ""
+    show_step(f"{output}: {text} in pieces{note_on_length}")
     if dry_run() or output.exists():
         return
     split_into_pieces = make_piece_splitter(model)
