@@ -132,16 +132,18 @@ def clean_pairs(
     source_side, target_side = sides
     outputs = FilePair(Path(f"{output}.{source_side}"), Path(f"{output}.{target_side}"))
     prefix_names = " ".join(str(prefix) for prefix in prefixes)
-    both_endings = f"{source_side},{target_side}"
-    show_step(f"{output}.{{{both_endings}}}: pairs of {prefix_names}")  # as in a shell: train.{en,de}
+    both_endings = "{" + ",".join(sides) + "}"  # such as {en,de}, which a shell understands
+    show_step(f"{output}.{both_endings}: pairs of {prefix_names}")
     if dry_run() or all(path.exists() for path in outputs):
         return
     counts = PairCounts()
     with pair_writer(*outputs) as write_pair:
         for checked in read_checked_pairs(files, limits, clean):
             counts.add(checked)
-            if not checked.fault:
-                write_pair(lower_pair(checked.cleaned, sides) if limits.lowercase else checked.cleaned)
+            if checked.fault:
+                continue
+            pair = lower_pair(checked.cleaned, sides) if limits.lowercase else checked.cleaned
+            write_pair(pair)
         # This is checked inside of the block, because an error in the block discards the empty files.
         if counts.used == 0:
             raise UserError(f"{prefixes[0]}: {counts.describe_text_without_pairs()}")
