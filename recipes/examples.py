@@ -163,7 +163,8 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
         else:
             groups.append(str(index))  # a group that has only this example
     different_groups = list(dict.fromkeys(groups))  # in the order of the examples, so that the draw is always the same
-    number_drawn = max(1, round(len(different_groups) * share))
+    number_wanted = max(1, round(len(different_groups) * share))
+    number_drawn = min(number_wanted, len(different_groups))  # there may be no group at all
     drawn_groups = set(random.Random(SEED).sample(different_groups, number_drawn))
     division = Division(kept=[], drawn=[])
     for group, example in zip(groups, examples):

@@ -255,6 +255,7 @@ EMAIL = '{"email": "a b", "subject": "c"}'
     ("aeslc", "test.jsonl", '{"email": "a", "subject": null}', "test.jsonl: line 1 has an empty target; remove"),
     ("aeslc", "test.jsonl", '["a"]', "test.jsonl: line 1 is no JSON object"),
     ("sst2", "train.tsv", TASK_ROWS["sst2"].row, "sst2: has too few examples: the train set would be empty"),
+    ("sst2", "train.tsv", "sentence\tlabel", "sst2: has too few examples: the train set would be empty"),
     ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no row of sst2: KeyError 'label'; it has sentence, la"),
     ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
     ("record", "val.jsonl", f'{json.dumps(RECORD)}\n{{"passage": {{}}}}',
