@@ -381,14 +381,14 @@ def read_table(corpus: Corpus, path: Path) -> Rows:
         print(f"{path}: {number_of_broken_rows} row(s) with fewer than {len(columns)} columns are skipped")
 
 
-class Table(NamedTuple):
+class TableFile(NamedTuple):
     """The contents of a .csv or .tsv file."""
 
     columns: Sequence[str]  # their names
     rows: Iterator["NumberedCells"]  # without the heading
 
 
-def read_heading(corpus: Corpus, all_rows: Iterator["NumberedCells"]) -> Table:
+def read_heading(corpus: Corpus, all_rows: Iterator["NumberedCells"]) -> TableFile:
     """Returns the names of the columns of a .csv or .tsv file, and all rows except for a heading.
 
     - If the first row is no heading, the corpus' record names the columns.
@@ -397,12 +397,12 @@ def read_heading(corpus: Corpus, all_rows: Iterator["NumberedCells"]) -> Table:
     """
     first_row = next(all_rows, None)
     if first_row is None:  # an empty file
-        return Table(corpus.columns, all_rows)
+        return TableFile(corpus.columns, all_rows)
     if not is_heading(corpus, first_row.cells):
-        return Table(corpus.columns, itertools.chain([first_row], all_rows))
+        return TableFile(corpus.columns, itertools.chain([first_row], all_rows))
     if corpus.kind == "labels":
-        return Table(corpus.columns, all_rows)
-    return Table(first_row.cells, all_rows)
+        return TableFile(corpus.columns, all_rows)
+    return TableFile(first_row.cells, all_rows)
 
 
 def read_imdb_text(corpus: Corpus, path: Path) -> Rows:
