@@ -17,23 +17,18 @@ from .repairs import Place, apply_repairs, check_switch, replace
 def repair_fairseq() -> None:
     """Changes fairseq by every repair that is not switched off by the variable FAIRSEQ_SYNTH_NO_REPAIRS.
 
-    A repair is registered when the module that has it is imported, and `apply_repairs` applies what is registered.
-    Most of these modules import fairseq, so they can be imported only after fairseq was checked.
-
     Raises SynthesizerError if this fairseq or torch cannot be used, or if the variable names an unknown repair.
     """
-    register_error_printing()
-    apply_repairs()  # From now on, an error is printed as one line. This includes the errors of the next steps.
+    apply_error_printing()  # This comes first, so that the errors of the next two steps are printed as one line, too.
     check_versions()
-    register_other_repairs()
-    check_switch()  # only now, because the check needs the names of all repairs
-    load_checkpoints_safely()
-    apply_repairs()  # This applies the other repairs. A repair that was applied before is not applied again.
+    apply_other_repairs()
 
 
-def register_error_printing() -> None:
-    """Registers the repair that prints errors as one line, by importing its module, which does not need fairseq."""
-    from . import message_table  # noqa: F401
+def apply_error_printing() -> None:
+    """Applies the repair that prints errors as one line. It does not need fairseq."""
+    from . import message_table  # noqa: F401  (the import registers the repair)
+
+    apply_repairs()
 
 
 def check_versions() -> None:
@@ -46,9 +41,16 @@ def check_versions() -> None:
     versions.import_host()
 
 
-def register_other_repairs() -> None:
-    """Registers all repairs that need fairseq, by importing their modules."""
-    from . import bugs, messages, needed  # noqa: F401
+def apply_other_repairs() -> None:
+    """Applies all repairs that need fairseq. Raises SynthesizerError if FAIRSEQ_SYNTH_NO_REPAIRS names an unknown one.
+
+    `apply_repairs` applies the repairs that are registered, and skips those that are applied already.
+    """
+    from . import bugs, messages, needed  # noqa: F401  (the imports register the repairs)
+
+    check_switch()  # It needs the names of all repairs, so they have to be registered.
+    load_checkpoints_safely()
+    apply_repairs()
 
 
 def load_checkpoints_safely() -> None:

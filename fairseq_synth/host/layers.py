@@ -1,7 +1,5 @@
 """Provides fairseq's encoder layer in a form whose self-attention can be replaced."""
 
-import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,10 +32,9 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     The fast path (BetterTransformer) is used at inference, once a checkpoint is loaded. It always computes dot-product
     attention and never calls the layer's ``self_attn``, which is another attention in a Synthesizer.
 
-    For the fast path, fairseq's constructor copies eight weights (`FAST_PATH_COPIES`). The shapes of these copies are
-    those of projections such as ``self_attn.q_proj``, which a Synthesizer may not have. So the layer without fast path
-    first lets the constructor copy the empty weights of a placeholder, then removes the copies, and then builds the
-    attention.
+    For the fast path, fairseq's constructor reads the weights of projections such as ``self_attn.q_proj``, and makes
+    copies of them. The attention of a Synthesizer may not have these projections. So the constructor gets a placeholder
+    of the attention first (`build_placeholder`). The attention is built after it.
     """
     if not has_fast_path(layer_class):
         return layer_class
@@ -45,8 +42,12 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
         def __init__(self, cfg: Any, return_fc: bool = False) -> None:
             """Builds the layer without what fairseq 0.12.2 adds to it for the fast path; see `without_fast_path`."""
-            with placeholder_attention(self):
-                super().__init__(cfg, return_fc=return_fc)
+            # fairseq's constructor calls `self.build_self_attention`. An attribute of the object hides the method until
+            # it is deleted. `self.build_self_attention = …` would be an error before the constructor of nn.Module has
+            # run, so the attribute is put into the dictionary of the object.
+            self.__dict__["build_self_attention"] = build_placeholder
+            super().__init__(cfg, return_fc=return_fc)
+            del self.__dict__["build_self_attention"]
             for name in FAST_PATH_COPIES:
                 delattr(self, name)
             self.self_attn = self.build_self_attention(self.embed_dim, cfg)
@@ -55,25 +56,10 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     return TransformerEncoderLayerWithoutFastPath
 
 
-@contextlib.contextmanager
-def placeholder_attention(layer: nn.Module) -> Iterator[None]:
-    """Lets ``layer.build_self_attention`` return a placeholder in the body of the with statement.
-
-    The placeholder is no module. It has just the weights that fairseq's constructor reads, and these are empty.
-    """
+def build_placeholder(embed_dim: int, cfg: Any) -> SimpleNamespace:
+    """Returns a placeholder of an attention. It has only the weights that fairseq's constructor reads, all empty."""
     empty_projection = SimpleNamespace(weight=torch.empty(0, 0), bias=torch.empty(0))
-    placeholder = SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
-
-    def build_placeholder(embed_dim: int, cfg: Any) -> Any:
-        return placeholder
-
-    # An attribute of the object hides the method of its class until it is deleted. The constructor of nn.Module has not
-    # run yet, and without it `nn.Module.__setattr__` does not work. So the attribute is set and deleted by `object`.
-    object.__setattr__(layer, "build_self_attention", build_placeholder)
-    try:
-        yield
-    finally:
-        object.__delattr__(layer, "build_self_attention")
+    return SimpleNamespace(q_proj=empty_projection, out_proj=empty_projection)
 
 
 HostLayer: Any = fairseq.modules.transformer_layer.TransformerEncoderLayerBase

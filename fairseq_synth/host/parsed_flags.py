@@ -29,14 +29,15 @@ def repair_parsed_flags(
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
-    # `repair` makes the decorator for a function that replaces fairseq's parser of the command line.
-    register_parser = repair(
-        "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
-    )
 
     def register(repair_flags: FlagFunction) -> FlagFunction:
         """Registers the decorated function, and returns it unchanged."""
-        register_parser(make_parser(repair_flags))
+        replacement = make_parser(repair_flags)
+        # `repair` returns a decorator, which is called here with the function that it decorates.
+        decorate = repair(
+            "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
+        )
+        decorate(replacement)
         return repair_flags
 
     return register
@@ -45,8 +46,8 @@ def repair_parsed_flags(
 def make_parser(repair_flags: FlagFunction) -> Callable[..., Any]:
     """Returns a replacement for ``fairseq.options.parse_args_and_arch``, which also calls `repair_flags`.
 
-    The replacement parses the command line with the original, calls `repair_flags` with the parsed flags, and returns
-    what the original has returned.
+    The replacement parses the command line with the original, which it gets as its first argument. Then it calls
+    `repair_flags` with the parsed flags, and returns what the original has returned.
     """
 
     # `wraps` gives the function the name of `repair_flags`, by which users switch the repair off.

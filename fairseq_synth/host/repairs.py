@@ -64,17 +64,17 @@ class Repair(NamedTuple):
         symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
         versions: the versions of fairseq that have the symptom.
         apply: changes fairseq and returns True, or returns False if nothing had to be changed.
+        places: the functions that it replaces, if it is needed; none for a repair that changes something else.
     """
 
     symptom: str
     versions: str
     apply: Callable[[], bool]
+    places: tuple[Place, ...] = ()
 
 
 # Each repair by its name.
 REPAIRS: dict[str, Repair] = {}
-# The functions that the repairs replace, whether or not this version of fairseq needs the repair.
-PLACES: list[Place] = []
 
 
 def custom_repair(*, symptom: str, versions: str) -> Callable[[Callable[[], bool]], Callable[[], bool]]:
@@ -117,13 +117,12 @@ def repair(
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
-    places = [Place(owner, attribute) for owner in owners]
-    PLACES.extend(places)
+    places = tuple(Place(owner, attribute) for owner in owners)
 
     def register(function: Any) -> Any:
         """Registers the decorated function, and returns it unchanged."""
-        apply = functools.partial(replace_if_needed, places, function, is_needed)
-        REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply)
+        apply = functools.partial(replace_if_needed, places, function, is_needed)  # a function without arguments
+        REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply, places=places)
         return function
 
     return register
@@ -175,7 +174,7 @@ def check_switch() -> None:
     raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: use all, or names separated by commas, from {names}")
 
 
-def replace_if_needed(places: list[Place], function: Callable[..., Any], is_needed: Callable[[], bool]) -> bool:
+def replace_if_needed(places: tuple[Place, ...], function: Callable[..., Any], is_needed: Callable[[], bool]) -> bool:
     """Replaces the functions at several places by `function`, unless `is_needed` returns False.
 
     Returns:
@@ -205,6 +204,7 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
+    # `wraps` has copied the mark of the original, if there is one. The new mark has one more name.
     setattr(replacement, MARK, (*earlier_repairs, function.__name__))
     place.set_function(replacement)
     return True

@@ -10,9 +10,7 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor
 
-from ..repairs import MARK, PLACES, Place, custom_repair, repair
-
-PLACES.append(Place(NGramRepeatBlock, "_no_repeat_ngram"))
+from ..repairs import MARK, custom_repair, repair
 
 
 @custom_repair(
@@ -22,9 +20,9 @@ PLACES.append(Place(NGramRepeatBlock, "_no_repeat_ngram"))
 def forbid_repeated_ngrams() -> bool:
     """Replaces ``NGramRepeatBlock._no_repeat_ngram`` by the function `_no_repeat_ngram` of this module.
 
-    For ``--no-repeat-ngram-size``, fairseq should look for the last tokens of the output among the earlier tokens. It
-    takes the end of the buffer instead of the end of the output. The buffer is as long as the longest possible output,
-    so its end is padding, and nothing is forbidden.
+    With ``--no-repeat-ngram-size``, fairseq should compare the end of the output with all earlier parts of it. The
+    output is at the beginning of a buffer that is as long as the longest possible output. fairseq takes the end of the
+    buffer, which is padding, for the end of the output. So it finds no repetition, and forbids nothing.
 
     Returns:
         True if the method was replaced now, False if it had been replaced before.
@@ -32,7 +30,7 @@ def forbid_repeated_ngrams() -> bool:
     is_replaced_already = hasattr(NGramRepeatBlock._no_repeat_ngram, MARK)
     if is_replaced_already:
         return False
-    setattr(_no_repeat_ngram, MARK, ("forbid_repeated_ngrams",))
+    setattr(_no_repeat_ngram, MARK, ("forbid_repeated_ngrams",))  # Every replacement has the names of its repairs.
     NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
     return True
 
@@ -58,16 +56,15 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     n = self.no_repeat_ngram_size
     if step < n:  # The output is too short to have an n-gram.
         return lprobs
-    output = tokens[:, 1 : step + 1]  # (hypotheses, step)
-    # All n-grams of the output: with n = 3 and the output "a b c a b", these are "a b c", "b c a" and "c a b".
-    ngrams = output.unfold(1, n, 1)  # (hypotheses, step - n + 1, n)
-    # An n-gram would be repeated if it begins like the end of the output: "a b c" begins with "a b".
-    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, step - n + 1, n - 1)
-    end_of_output = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1)
-    # With n = 1, nothing is compared, so this is true for each token of the output, as it should be.
-    begins_like_end = (beginnings == end_of_output).all(dim=2)  # (hypotheses, step - n + 1)
-    # `hypothesis` and `ngram` are the indices of these n-grams. The last token of each, "c", must not come next.
-    hypothesis, ngram = begins_like_end.nonzero().unbind(dim=1)
+    output = tokens[:, 1 : step + 1]  # (hypotheses, step): "a b c a b"
+    ngrams = output.unfold(1, n, 1)  # (hypotheses, n-grams, n): "a b c", "b c a" and "c a b"
+    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, n-grams, n - 1): "a b", "b c" and "c a"
+    # The last n - 1 tokens of the output and the next token form a new n-gram.
+    last_tokens = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1): "a b"
+    # True for each n-gram that begins like the new one. If n is 1, there is nothing to compare, and `all` is True.
+    begins_like_new_ngram = (beginnings == last_tokens).all(dim=2)  # (hypotheses, n-grams): True, False, False
+    # Two indices of each n-gram that may be repeated. Its last token, "c", must not come next.
+    hypothesis, ngram = begins_like_new_ngram.nonzero().unbind(dim=1)
     forbidden_tokens = ngrams[hypothesis, ngram, n - 1]
     lprobs[hypothesis, forbidden_tokens] = -math.inf
     return lprobs
@@ -90,29 +87,28 @@ def penalize_groups_of_every_batch(
 ) -> Any:
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
-    With ``--diverse-beam-groups``, a tensor has a row of penalties for each sentence of the batch. fairseq should look
-    up the row by the place of the sentence in the batch, but it takes the index of the sentence in the data set. In the
-    first batch of a data set, a sentence may then get the penalties of another sentence. In later batches, the tensor
-    has no row with such an index, and an IndexError follows. The replacement passes the places in the batch instead of
-    the indices.
+    The beam search calls this method once for each token of the output. With ``--diverse-beam-groups``, the method
+    keeps a tensor with a row of penalties for each sentence of the batch. fairseq reads row 7 for sentence 7 of the
+    data set, which may be the second sentence of its batch. In the first batch, row 7 may have the penalties of another
+    sentence. In later batches there is no such row, and an IndexError follows. The replacement passes numbers of rows
+    instead of numbers of sentences.
 
     Args:
         original: fairseq's method.
-        self: the search. In the first step, its attribute `sentences_of_batch` is set to the indices of all sentences
-            of the batch.
+        self: the search.
         step: the number of tokens of the output so far.
         lprobs: (sentences, beam, words), log-probabilities of the next token.
         scores: (sentences, beam, step), scores of the output so far.
         prev_output_tokens: the output so far.
-        original_batch_idxs: (sentences,), the indices in the data set of the sentences that are not yet finished.
+        original_batch_idxs: (sentences,), the numbers in the data set of the sentences that are not yet finished.
     """
     if original_batch_idxs is None:
         return original(self, step, lprobs, scores, prev_output_tokens, None)
     if step == 0:
-        self.sentences_of_batch = original_batch_idxs
-    # Finished sentences leave the batch during the search, but the penalties stay in the rows of the first step. So
-    # each remaining sentence is looked up among the sentences of the first step.
-    rows = find_places(original_batch_idxs, self.sentences_of_batch)
+        # fairseq makes the rows in the first step, when all sentences of the batch are there. Finished sentences leave
+        # the batch later, but their rows stay.
+        self.sentence_of_each_row = original_batch_idxs
+    rows = find_places(original_batch_idxs, self.sentence_of_each_row)
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 
 
@@ -146,10 +142,10 @@ def continue_empty_lines(
     empty line, its prefix is the end of sentence. Nothing can follow that, so fairseq's search fails. The replacement
     changes such a prefix to padding, which leaves the search free.
     """
-    prefixes = kwargs.get("prefix_tokens")  # (sentences, N), or None
+    prefixes = kwargs.get("prefix_tokens")  # (sentences, N), or None; fairseq passes it by name
     if prefixes is not None and prefixes.size(1) > 0:
-        first_tokens = prefixes[:, :1]
+        first_tokens = prefixes[:, :1]  # (sentences, 1)
         is_empty_line = first_tokens.eq(self.target_dictionary.eos())  # (sentences, 1)
-        # All N tokens of the prefix of an empty line become padding.
+        # `masked_fill` changes all N tokens of a row, so the whole prefix of an empty line becomes padding.
         kwargs["prefix_tokens"] = prefixes.masked_fill(is_empty_line, self.target_dictionary.pad())
     return original(self, generator, *args, **kwargs)
