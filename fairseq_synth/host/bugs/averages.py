@@ -21,9 +21,10 @@ from ..repairs import repair
 def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model: Any, updates: Any = None) -> None:
     """Replaces ``EMA._step_internal`` (``original``): moves the average of a tied weight once per update.
 
-    ``--store-ema`` keeps an exponential moving average of each weight. The state dict lists a tied weight under several
-    names: with ``--share-all-embeddings``, one matrix has three names. fairseq moves the average once for each name, so
-    three times in one update. The replacement passes only the first name of each weight to fairseq.
+    With ``--store-ema``, fairseq keeps an exponential moving average of each weight, and calls this method after each
+    update. For each name in the state dict of the new model, it moves the average of that name towards the weight. A
+    tied weight has several names: with ``--share-all-embeddings``, one matrix has three. Its average is then moved
+    three times in one update. The replacement passes only the first name of each average to fairseq.
 
     Args:
         original: fairseq's method.
@@ -31,11 +32,12 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         new_model: the model after the update.
         updates: the number of updates.
     """
-    if self.config.ema_fp32:  # --ema-fp32 keeps the averages in a dictionary of their own
-        averages = self.fp32_params
+    if self.config.ema_fp32:
+        averages = self.fp32_params  # {name: average}
     else:
         averages = self.model.state_dict()
-    # fairseq changes the average that has the name of the weight. Tied weights share one average in memory.
+    # With --ema-fp32 and weights of 16 bits, each name of a tied weight has an average of its own, and fairseq has to
+    # move each of them. So the names that share an average are looked for, not the names that share a weight.
     repeated_names = find_repeated_names(averages)
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
     original(self, OnlyStateDict(weights), updates)
@@ -53,14 +55,14 @@ class OnlyStateDict:
 
 
 def find_repeated_names(state_dict: dict[str, Tensor]) -> set[str]:
-    """Returns the names of tensors that an earlier entry of the state dict has under another name.
+    """Returns all names of tensors except the first name of each tensor.
 
-    Two entries are the same tensor if they have the same memory and the same shape.
+    Two names belong to the same tensor if the memory and the shape are the same.
     """
-    repeated_names = set()
-    known_tensors = set()
+    repeated_names: set[str] = set()
+    known_tensors: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in state_dict.items():
-        memory_and_shape = (tensor.data_ptr(), tensor.shape)
+        memory_and_shape = (tensor.data_ptr(), tuple(tensor.shape))
         if memory_and_shape in known_tensors:
             repeated_names.add(name)
         known_tensors.add(memory_and_shape)
@@ -107,10 +109,10 @@ def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *ar
 
 @contextlib.contextmanager
 def checkpoints_have_averages() -> Iterator[None]:
-    """Adds averages to each checkpoint without them that fairseq loads in the body of the with statement.
+    """Lets every checkpoint that fairseq loads in the body of the with statement have averages.
 
-    The averages are equal to the weights. To add them, fairseq's function ``load_checkpoint_to_cpu`` is replaced for
-    this time.
+    If a checkpoint has no averages, its weights are added as averages. For this purpose, fairseq's function
+    ``load_checkpoint_to_cpu`` is replaced until the end of the with statement.
     """
     original_load = fairseq.checkpoint_utils.load_checkpoint_to_cpu
 
@@ -118,7 +120,7 @@ def checkpoints_have_averages() -> Iterator[None]:
         checkpoint = original_load(*args, **kwargs)
         extra_state = checkpoint.get("extra_state")
         if extra_state is not None and "ema" not in extra_state:
-            # A new dict of the same tensors is enough, because fairseq deletes the key "model" and not the tensors.
+            # fairseq deletes the key "model" of the checkpoint, but not the tensors. So they need not be copied.
             extra_state["ema"] = dict(checkpoint["model"])
         return checkpoint
 

@@ -20,51 +20,50 @@ def resume_with_the_same_batches(
 ) -> Any:
     """Replaces ``FairseqTask.get_batch_iterator`` (``original``): a resumed run has the same batches as before.
 
-    fairseq forms the batches of a training once and uses them in all later epochs. Only their order changes. Which
-    sentences are in a batch depends on ``--seed`` plus the number of the epoch in which the process starts. So a run
-    that is resumed in epoch 5 would get other batches than the same run without interruption. The replacement always
-    lets fairseq form the batches of epoch 1, and then sets the iterator to the current epoch.
+    fairseq calls this method when a training starts. It forms the batches, and later epochs use them in another order.
+    Which sentences are in a batch depends on ``--seed`` plus the number of the current epoch. A run that is resumed in
+    epoch 5 therefore gets other batches than a run without interruption, which uses the batches of epoch 1. The
+    replacement always forms the batches of epoch 1.
 
     Args:
         original: fairseq's method.
         self: the task.
         dataset: the data set.
-        args, kwargs: the other arguments of fairseq's method. ``kwargs["epoch"]`` is the current epoch.
+        args, kwargs: the other arguments of fairseq's method.
 
     Returns:
         fairseq's iterator over the batches.
     """
     current_epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
-    if current_epoch == 1 or not will_reuse_batches(self, dataset, keyword_arguments=kwargs):
+    if current_epoch == 1 or not forms_batches_to_keep(self, dataset, arguments=kwargs):
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
     iterator = original(self, dataset, *args, **arguments_for_epoch_1)
-    # The batches are formed. The epoch of the iterator only sets their order from now on.
+    # The batches do not change any more. The iterator only needs the current epoch to count the epochs and to shuffle
+    # the batches.
     iterator.epoch = current_epoch
     return iterator
 
 
-def will_reuse_batches(task: FairseqTask, dataset: Any, keyword_arguments: dict[str, Any]) -> bool:
-    """Returns whether fairseq forms new batches in this call and will use the same batches in later epochs too.
+def forms_batches_to_keep(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
+    """Returns whether a call of ``FairseqTask.get_batch_iterator`` forms batches that all later epochs use again.
 
-    The conditions are those of ``FairseqTask.get_batch_iterator``. If its cache of iterators is disabled, or if batches
-    are rebuilt, every epoch gets batches of its own, with or without an interruption.
+    The conditions are those in fairseq's method.
 
     Args:
         task: the task that forms the batches.
         dataset: the data set.
-        keyword_arguments: those of the call of ``FairseqTask.get_batch_iterator``.
+        arguments: the keyword arguments of the call.
     """
-    has_batches_already = dataset in task.dataset_to_epoch_iter
+    has_batches_already = dataset in task.dataset_to_epoch_iter  # {data set: iterator over its batches}
     if has_batches_already:
-        return False
+        return False  # The call only returns this iterator.
     # fairseq disables its cache, for example, for sharded data, where every epoch reads another part of the data.
-    if keyword_arguments.get("disable_iterator_cache") or keyword_arguments.get("update_epoch_batch_itr"):
-        return False
+    is_cache_disabled = arguments.get("disable_iterator_cache") or arguments.get("update_epoch_batch_itr")
     task_flags = getattr(task, "cfg", None)  # an old task has none
     is_rebuilt_every_epoch = getattr(task_flags, "rebuild_batches", False)
-    if is_rebuilt_every_epoch:
-        return False
+    if is_cache_disabled or is_rebuilt_every_epoch:
+        return False  # Every epoch has batches of its own, even without an interruption.
     return task.can_reuse_epoch_itr(dataset)
 
 

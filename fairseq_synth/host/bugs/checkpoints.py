@@ -28,11 +28,12 @@ def write_checkpoints_atomically(
     writes the copy to another file first, and then renames it. If the copy must not overwrite a file, or if files
     cannot be renamed where it goes, the original is called.
     """
-    if not overwrite or not PathManager.supports_rename(dst_path):
+    may_replace_a_file = overwrite and PathManager.supports_rename(dst_path)
+    if not may_replace_a_file:
         return original(src_path, dst_path, overwrite=overwrite)
     unfinished_copy = f"{dst_path}.tmp"
     with removed_on_error(unfinished_copy):
-        # not the original, since the copy function of iopath returns False instead of raising an error
+        # The original is not called, because the copy function of iopath returns False instead of raising an error.
         shutil.copyfile(src_path, unfinished_copy)
         os.replace(unfinished_copy, dst_path)
     return True
@@ -77,11 +78,8 @@ def number_checkpoints_at_epoch_ends(
     """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): no numbered checkpoint is missing.
 
     With ``--save-interval-updates N``, fairseq writes checkpoint_EPOCH_UPDATES.pt every N updates. If an epoch ends
-    with the same update, fairseq writes checkpointEPOCH.pt instead; and with ``--no-epoch-checkpoints``, it writes
-    neither file. An average of the last checkpoints then lacks the weights of this update.
-
-    With ``--no-epoch-checkpoints``, the replacement tells fairseq that the epoch has not ended, so that it writes
-    checkpoint_EPOCH_UPDATES.pt. Without this flag it changes nothing.
+    with the same update, fairseq wants to write checkpointEPOCH.pt instead. But ``--no-epoch-checkpoints`` forbids that
+    file, so it writes neither of the two. An average of the last checkpoints then lacks the weights of this update.
 
     Args:
         original: fairseq's function.
@@ -92,6 +90,7 @@ def number_checkpoints_at_epoch_ends(
     """
     if not cfg.no_epoch_checkpoints:
         return original(cfg, trainer, epoch_itr, val_loss)
+    # fairseq thinks that the epoch has not ended, so it writes checkpoint_EPOCH_UPDATES.pt.
     return original(cfg, trainer, IteratorWithinEpoch(epoch_itr), val_loss)
 
 

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import fairseq.checkpoint_utils
 from fairseq.data.iterators import GroupedIterator
@@ -57,8 +57,13 @@ def skip_finished_training(original: Callable[..., Any], cfg: Any, trainer: Any,
     reason = why_training_is_finished(trainer)
     if reason is None:
         return extra_state, batches
+    return extra_state, end_training(batches, reason)
+
+
+def end_training(batches: Any, reason: str) -> NoEpochLeft:
+    """Logs why a training is finished, and returns its batches in a form that lets fairseq end the training at once."""
     logger.info(f"nothing to do: {reason}")
-    return extra_state, NoEpochLeft(batches)
+    return NoEpochLeft(batches)
 
 
 def why_training_is_finished(trainer: Any) -> str | None:
@@ -71,9 +76,11 @@ def why_training_is_finished(trainer: Any) -> str | None:
     updates = trainer.get_num_updates()
     if limits.max_update and updates >= limits.max_update:
         return f"the model has {updates} updates, and --max-update is {limits.max_update}"
-    hours = trainer.cumulative_training_time() / 3600  # fairseq counts seconds
     is_new_training = updates == 0
-    if not is_new_training and 0 < limits.stop_time_hours < hours:
+    if is_new_training:
+        return None  # It cannot be finished. fairseq also checks the time only after an update.
+    hours = trainer.cumulative_training_time() / 3600  # fairseq counts seconds
+    if limits.stop_time_hours > 0 and hours > limits.stop_time_hours:
         return f"the training took {hours:.1f} hours, and --stop-time-hours is {limits.stop_time_hours}"
     return None
 
@@ -91,15 +98,21 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
     number of validations since then only in memory. The replacement adds them to `extra_state`, and `resume_patience`
     reads them again.
     """
-    used_counters = [counter for counter in find_patience_counters() if getattr(counter, "best", None) is not None]
-    if used_counters:
-        counter = used_counters[-1]  # see `find_patience_counters`
+    counter = find_used_counter()
+    if counter is not None:
         extra_state[STATE] = {
             "best": float(counter.best),
             "num_runs": counter.num_runs,
             "metric": self.cfg.checkpoint.best_checkpoint_metric,
         }
     return original(self, filename, extra_state)
+
+
+class PatienceCount(NamedTuple):
+    """The count of ``--patience`` that a checkpoint has."""
+
+    best_score: float
+    validations_since_best: int
 
 
 @repair(
@@ -111,9 +124,9 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
 def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): continues the count of ``--patience``.
 
-    ``--patience N`` ends a training after N validations without a better score. The replacement restores the best score
-    and the number of validations since then, which `save_patience` has saved in the checkpoint. If this number has
-    reached N, no epoch is left to train.
+    fairseq calls this function once, before the first update. ``--patience N`` ends a training after N validations
+    without a better score. The replacement restores the best score and the number of validations since then, which
+    `save_patience` has saved in the checkpoint. If this number has reached N, the training ends at once.
 
     Returns:
         What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch.
@@ -121,33 +134,42 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
     # This must look at the files and flags as they are before the checkpoint is loaded.
     is_new_training = begins_new_training(cfg, trainer)
     extra_state, batches = original(cfg, trainer, **kwargs)
-    if extra_state is None or is_new_training:  # None: there is no checkpoint
-        saved_patience = None
-    else:
-        saved_patience = find_saved_patience(extra_state, metric=cfg.best_checkpoint_metric)
+    count = None if is_new_training else find_saved_count(extra_state, metric=cfg.best_checkpoint_metric)
     for counter in find_patience_counters():
-        restore_patience(counter, saved_patience)
-
-    has_patience_limit = cfg.patience > 0
-    if saved_patience is None or not has_patience_limit:
+        restore_count(counter, count)
+    reason = why_patience_is_used_up(count, patience=cfg.patience)
+    if reason is None:
         return extra_state, batches
-    validations = saved_patience["num_runs"]
-    if validations < cfg.patience:
-        return extra_state, batches
-    logger.info(f"nothing to do: the last {validations} validations were no better, --patience is {cfg.patience}")
-    return extra_state, NoEpochLeft(batches)
+    return extra_state, end_training(batches, reason)
 
 
-def find_saved_patience(extra_state: dict[str, Any], metric: str) -> dict[str, Any] | None:
-    """Returns the count of ``--patience`` that `save_patience` has saved in the extra state of a checkpoint.
+def find_saved_count(extra_state: dict[str, Any] | None, metric: str) -> PatienceCount | None:
+    """Returns the count of ``--patience`` that `save_patience` has saved in a checkpoint; None if there is none.
 
-    It is a dict with the best score ("best"), the number of validations since then ("num_runs"), and the metric of the
-    score ("metric"). Returns None if there is none, or if it is of another metric, whose scores cannot be compared.
+    A count for another metric does not count, because the scores cannot be compared.
+
+    Args:
+        extra_state: the extra state of the checkpoint, or None if there is no checkpoint.
+        metric: the metric of this training, ``--best-checkpoint-metric``.
     """
-    saved_patience = extra_state.get(STATE)
-    if saved_patience is None or saved_patience["metric"] != metric:
+    if extra_state is None or STATE not in extra_state:
         return None
-    return saved_patience
+    saved = extra_state[STATE]
+    if saved["metric"] != metric:
+        return None
+    return PatienceCount(best_score=saved["best"], validations_since_best=saved["num_runs"])
+
+
+def why_patience_is_used_up(count: PatienceCount | None, patience: int) -> str | None:
+    """Returns in words why ``--patience`` has stopped a training; None if it has not stopped it.
+
+    Args:
+        count: the count of a resumed training; None for a new training.
+        patience: the value of ``--patience``; 0 or less is no limit.
+    """
+    if count is None or patience <= 0 or count.validations_since_best < patience:
+        return None
+    return f"the last {count.validations_since_best} validations were no better, --patience is {patience}"
 
 
 def begins_new_training(cfg: Any, trainer: Any) -> bool:
@@ -162,22 +184,23 @@ def begins_new_training(cfg: Any, trainer: Any) -> bool:
     """
     if cfg.reset_optimizer or cfg.reset_meters:
         return True
+    if cfg.finetune_from_model is None:
+        return False
     last_checkpoint = os.path.join(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
-    return cfg.finetune_from_model is not None and not PathManager.exists(last_checkpoint)
+    return not PathManager.exists(last_checkpoint)
 
 
-def restore_patience(counter: Any, saved_patience: dict[str, Any] | None) -> None:
-    """Sets the count of ``--patience`` to what a checkpoint has saved.
+def restore_count(counter: Any, count: PatienceCount | None) -> None:
+    """Sets the count of ``--patience`` to that of a checkpoint.
 
     Args:
         counter: fairseq's function ``should_stop_early``, in whose attributes fairseq keeps the count. They are
             changed.
-        saved_patience: the best score ("best") and the number of validations since then ("num_runs"); None to start
-            anew.
+        count: the count of the checkpoint; None to start anew.
     """
-    if saved_patience is not None:
-        counter.best = saved_patience["best"]
-        counter.num_runs = saved_patience["num_runs"]
+    if count is not None:
+        counter.best = count.best_score
+        counter.num_runs = count.validations_since_best
     elif hasattr(counter, "best"):
         del counter.best  # Without it, fairseq sets both attributes anew after the next validation.
 
@@ -185,9 +208,9 @@ def restore_patience(counter: Any, saved_patience: dict[str, Any] | None) -> Non
 def find_patience_counters() -> list[Any]:
     """Returns fairseq's function ``should_stop_early``, in whose attributes fairseq keeps the count of ``--patience``.
 
-    There can be two copies of this function. ``python -m fairseq_cli.train`` runs the module ``fairseq_cli.train`` by
-    the name ``__main__``, and another program may import the same module by its own name. Only the copy that runs the
-    training counts. If both have counted, the copy in ``__main__``, which is the last one of the list, is right.
+    The list can have two copies of this function, because ``python -m fairseq_cli.train`` runs the module
+    ``fairseq_cli.train`` by the name ``__main__``, and another program may import the same module by its own name. The
+    list is empty if the module is not imported.
     """
     counters = []
     for module_name in ("fairseq_cli.train", "__main__"):
@@ -195,6 +218,15 @@ def find_patience_counters() -> list[Any]:
         if module is not None and hasattr(module, "should_stop_early"):
             counters.append(module.should_stop_early)
     return counters
+
+
+def find_used_counter() -> Any:
+    """Returns fairseq's function ``should_stop_early``, if it has counted a validation already; otherwise None."""
+    used_counters = [counter for counter in find_patience_counters() if getattr(counter, "best", None) is not None]
+    if not used_counters:
+        return None
+    # If both copies of the function have counted, the one in `__main__` belongs to this training. It comes last.
+    return used_counters[-1]
 
 
 @repair(

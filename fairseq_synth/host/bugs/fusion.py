@@ -45,10 +45,14 @@ def load_language_model_with_target_words(
 ) -> Any:
     """Replaces ``fairseq.checkpoint_utils.load_model_ensemble`` (``original``): finds the words of a language model.
 
-    ``fairseq-generate --lm-path`` calls this function twice: with a task for the translation model, and without a task
-    for the language model. fairseq then looks for the dict.txt of the language model in the translation data, where
-    fairseq-preprocess writes no file of this name. The replacement remembers the target dictionary in the first call,
-    and gives it to the language model in the second one. Both models must have the same words anyway.
+    ``fairseq-generate --lm-path`` calls this function twice: with a task for the translation model, and then without a
+    task for the language model. In the second call, fairseq looks for the dict.txt of the language model in the
+    translation data, where fairseq-preprocess writes no file of this name. Both models must have the same words anyway.
+    So the replacement treats these calls differently:
+
+    - With a task, it remembers the target dictionary, and loads the model as usual.
+    - Without a task, but in fairseq-generate, it loads the model with the dictionary that it remembers.
+    - Without a task in a user's program, it loads the model as usual.
 
     Args:
         original: fairseq's function.
@@ -57,23 +61,20 @@ def load_language_model_with_target_words(
         task: the translation task, or None.
         args, kwargs: the other arguments of fairseq's function.
     """
-    if task is not None:  # a translation model
+    if task is not None:
         LastTranslation.target_dictionary = get_target_dictionary(task)
         return original(filenames, arg_overrides, task, *args, **kwargs)
     dictionary = LastTranslation.target_dictionary
-    if dictionary is None or not is_called_by_fairseq_command():  # not the language model of a translation
-        return original(filenames, arg_overrides, task, *args, **kwargs)
-    # For --lm-path, fairseq-generate passes one file, and nothing in `args` and `kwargs`.
-    (path,) = filenames
-    return load_language_model(original, path, dictionary=dictionary, overrides=arg_overrides or {})
+    # Among fairseq's commands, only fairseq-generate loads a model without a task, and only for --lm-path.
+    if dictionary is not None and is_called_by_fairseq_command():
+        (path,) = filenames  # --lm-path has one file. fairseq-generate passes nothing in `args` and `kwargs`.
+        overrides = {} if arg_overrides is None else arg_overrides
+        return load_language_model(original, path, dictionary=dictionary, overrides=overrides)
+    return original(filenames, arg_overrides, task, *args, **kwargs)
 
 
 def is_called_by_fairseq_command() -> bool:
-    """Returns whether one of fairseq's commands, and not a user's program, is among the callers of this function.
-
-    Among the commands, only fairseq-generate loads a model without a task, and only for ``--lm-path``. A user's program
-    may do so for any model.
-    """
+    """Returns whether one of fairseq's commands, and not a user's program, is among the callers of this function."""
     return has_fairseq_command(traceback.walk_stack(None))
 
 
@@ -94,9 +95,9 @@ def fuse_in_interactive(
 ) -> Any:
     """Replaces ``FairseqTask.build_generator`` (``original``): uses ``--lm-path`` in ``fairseq-interactive`` too.
 
-    The method builds the beam search. With ``--lm-path``, the search adds the scores of a language model.
-    fairseq-generate loads the language model itself and passes it in `extra_gen_cls_kwargs`. fairseq-interactive passes
-    nothing, so the replacement loads the language model.
+    The commands that translate call this method to build the beam search. With ``--lm-path``, the search should add the
+    scores of a language model. fairseq-generate loads this model, and passes it in `extra_gen_cls_kwargs`.
+    fairseq-interactive forgets to do so. Then the replacement loads the model.
 
     Args:
         original: fairseq's method.
@@ -104,12 +105,12 @@ def fuse_in_interactive(
         models: the translation models.
         args: the flags of the search.
         seq_gen_cls: the class of the search.
-        extra_gen_cls_kwargs: further arguments for this class. With ``--lm-path``, fairseq-generate passes the language
-            model ("lm_model") and its weight ("lm_weight").
+        extra_gen_cls_kwargs: further arguments for this class, such as the language model ("lm_model") and its weight
+            ("lm_weight"); None if the command passes nothing.
         kwargs: the other arguments of fairseq's method.
     """
     lm_path = getattr(args, "lm_path", None)
-    if lm_path is not None and extra_gen_cls_kwargs is None:  # the command is fairseq-interactive
+    if lm_path is not None and extra_gen_cls_kwargs is None:  # The language model was not loaded.
         language_model = load_prepared_language_model(
             lm_path, dictionary=self.target_dictionary, translation_model=models[0], search_flags=args
         )
@@ -207,15 +208,15 @@ def build_language_model(
 
 @contextlib.contextmanager
 def errors_name_lm_path(path: str) -> Iterator[None]:
-    """Adds the flag ``--lm-path`` to the line of an error that is raised in the body of the with statement.
+    """Adds the flag ``--lm-path`` to an error that is raised in the body of the with statement.
 
-    An error whose line has the flag already is raised unchanged. So is an error that is not shown as a line, but with
-    its traceback.
+    Only an error that `explain` knows is changed, because the user sees its line instead of a traceback. It becomes a
+    SynthesizerError. An error whose line has the flag already is raised unchanged.
     """
     try:
         yield
     except Exception as error:
-        line = explain(error)  # None for an error that needs its traceback
+        line = explain(error)
         if line is None or "--lm-path" in line:
             raise
         raise SynthesizerError(f"--lm-path {path}: {line}") from error
