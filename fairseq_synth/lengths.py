@@ -118,6 +118,11 @@ def limits_in_message(text: str) -> set[int]:
     return {int(number) for number in re.findall(r"\d+", " ".join(values))}
 
 
+def has_limit_of_synthesizer(message: str) -> bool:
+    """Returns whether a message of fairseq has the ``--synth-max-length`` of a model of this process as its limit."""
+    return not limits_in_message(message).isdisjoint(known_limits)
+
+
 def explain_empty_dataset(text: str) -> str:
     """Returns the error line for a data set that is empty, with the limits by which sentences may have been skipped.
 

@@ -51,15 +51,19 @@ def print_one_line_errors(
 ) -> None:
     """Replaces ``sys.excepthook`` (``original``): prints a user's mistake as one line instead of a traceback.
 
-    The line names the flag or file and says what to do. An error that `explain` does not know still gets its traceback,
-    and so does an error that was not raised in one of fairseq's commands.
+    Python calls this function with an error that ends the program. The line names the flag or file and says what to do.
+    The original prints the traceback of an error that was not raised in one of fairseq's commands, or that `explain`
+    does not know.
     """
     is_raised_in_command = has_fairseq_command(traceback.walk_tb(trace))
-    line = explain(error) if is_raised_in_command else None
+    if not is_raised_in_command:
+        original(cls, error, trace)
+        return
+    line = explain(error)
     if line is None:
         original(cls, error, trace)
-    else:
-        print(f"fairseq_synth: error: {line}", file=sys.stderr)
+        return
+    print(f"fairseq_synth: error: {line}", file=sys.stderr)
 
 
 Explanation = Callable[[re.Match[str], BaseException], str]

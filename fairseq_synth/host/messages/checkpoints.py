@@ -39,7 +39,14 @@ def name_unreadable_checkpoints(original: Callable[..., Any], path: str, *args: 
 def explain_unreadable(error: Exception) -> str:
     """Returns in one line why a checkpoint could not be loaded, and what the user should do.
 
-    The order of the checks matters, because an error may fit several of them. The more specific ones come first.
+    An error may be of several of these kinds. The first one explains it:
+
+    1. There is not enough memory.
+    2. The checkpoint needs a module that is not installed.
+    3. torch's safe loader refuses a type in the file.
+    4. The safe loader refuses the file for another reason.
+    5. torch cannot read the file for any other reason.
+    6. torch has read the file, but fairseq does not find in it what it expects.
 
     Args:
         error: what ``load_checkpoint_to_cpu`` of fairseq has raised.
@@ -50,21 +57,17 @@ def explain_unreadable(error: Exception) -> str:
         return "not enough memory to load it; end other programs, or take a machine with more"
     if isinstance(error, ImportError):
         return f"refers to a module that is not installed ({reason}); install it"
-
-    # torch's safe loader writes "Unsupported global: GLOBAL posix.system was not an allowed global by default"
-    refused_type = re.search(r"GLOBAL (\S+)", text)
+    # The safe loader writes "Unsupported global: GLOBAL posix.system was not an allowed global by default".
+    refused_type = re.search(r"GLOBAL (?P<name>\S+)", text)
     if refused_type:
         return (
-            f"refused, it holds {refused_type[1]}, which is neither a weight nor a setting and might run code; "
+            f"refused, it holds {refused_type['name']}, which is neither a weight nor a setting and might run code; "
             "take a checkpoint that you trust"
         )
     if isinstance(error, pickle.UnpicklingError):
-        # the line with "Unsupported" has the reason; the lines before it advise to load the file without a check
+        # The safe loader first advises to load the file without a check. The reason is in a later line of its message.
         reason_of_loader = first_line(error, marker="Unsupported")
         return f"refused, it is damaged or no checkpoint of torch ({reason_of_loader}); take one that you trust"
-
-    # Any other error. If torch has raised it, the file could not be read. Otherwise fairseq has raised it, so the file
-    # was read, but is not a checkpoint of fairseq.
     kind = type(error).__name__
     if has_module_in_traceback(error, "torch"):
         return f"not a readable checkpoint, perhaps cut short ({kind}: {reason}); take another"
@@ -85,14 +88,14 @@ def check_restored_checkpoint(
 ) -> Any:
     """Replaces ``Trainer.load_checkpoint`` (``original``): refuses to start from a checkpoint that does not exist.
 
-    fairseq trains from scratch if the file of ``--restore-file`` is missing. The replacement raises SynthesizerError,
-    unless the file is the checkpoint_last.pt in ``--save-dir``, which a new training does not have. Errors while the
-    checkpoint is loaded get its name (`errors_name_the_checkpoint`).
+    fairseq calls this method for the checkpoint_last.pt in ``--save-dir``, which a new training does not have, or for a
+    checkpoint that a flag such as ``--restore-file`` names. In both cases, it trains from scratch if the file is
+    missing. The replacement raises SynthesizerError if a flag names a missing file. It also adds the name of the
+    checkpoint to the errors of loading it (`errors_name_the_checkpoint`).
     """
     settings = self.cfg.checkpoint
     last_checkpoint = os.path.join(settings.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
-    # fairseq loads this checkpoint by itself if it exists. Any other one was given by a flag.
-    is_last_checkpoint = filename == last_checkpoint
+    is_last_checkpoint = filename == last_checkpoint  # otherwise a flag names the checkpoint
     if not is_last_checkpoint and not PathManager.isfile(filename):
         raise SynthesizerError(explain_missing_checkpoint(settings, filename))
     with errors_name_the_checkpoint(filename, is_last_checkpoint):
@@ -118,10 +121,10 @@ def explain_missing_checkpoint(settings: Any, filename: str) -> str:
 
 @contextlib.contextmanager
 def errors_name_the_checkpoint(filename: str, is_last_checkpoint: bool) -> Iterator[None]:
-    """Adds the name of a checkpoint to the line of an error that is raised in the body of the with statement.
+    """Adds the name of a checkpoint to an error that is raised in the body of the with statement.
 
-    An error whose line has the name already is raised unchanged. So is an error that is not shown as a line, but with
-    its traceback.
+    Only an error that `explain` knows is changed, because the user sees its line instead of a traceback. It becomes a
+    SynthesizerError. An error whose line has the name already is raised unchanged.
 
     Args:
         filename: the checkpoint from which the training starts.
@@ -131,7 +134,7 @@ def errors_name_the_checkpoint(filename: str, is_last_checkpoint: bool) -> Itera
     try:
         yield
     except Exception as error:
-        line = explain(error)  # None for an error that needs its traceback
+        line = explain(error)
         if line is None or filename in line:
             raise
         advice = "; a new training needs a --save-dir of its own" if is_last_checkpoint else ""

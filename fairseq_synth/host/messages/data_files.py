@@ -84,7 +84,7 @@ def read_data_size(index_file: str) -> int | None:
 
 
 def starts_with(file: BinaryIO, magic: bytes) -> bool:
-    """Returns whether a file starts with certain bytes. The next bytes that are read from it are those after them."""
+    """Reads the first bytes of a file, and returns whether they are `magic`. The next read begins after them."""
     file.seek(0)
     return file.read(len(magic)) == magic
 
@@ -93,11 +93,10 @@ def read_mmap_size(file: BinaryIO) -> int:
     """Returns the size in bytes that an index in the format of `MMapIndexedDataset` gives its data file.
 
     Args:
-        file: the index, read up to the end of its magic bytes. A header follows, then the number of tokens in each
-            sentence, then the position of each sentence in the data file, in bytes.
+        file: the index, from which the magic bytes have been read. A header of three numbers follows, then the number
+            of tokens in each sentence, then the position of each sentence in the data file, in bytes.
     """
-    # The header has the version of the format, a code for the type of the tokens, and the number of sentences. They
-    # have 8 bytes, 1 byte and 8 bytes.
+    # In the notation of the module struct, Q is a number of 8 bytes, and B is one of 1 byte.
     _version, dtype_code, num_sentences = read_header(file, "<QBQ")
     sentence_lengths = read_numbers(file, num_sentences, np.int32)
     sentence_positions = read_numbers(file, num_sentences, np.int64)
@@ -111,16 +110,20 @@ def read_mmap_size(file: BinaryIO) -> int:
 def read_indexed_size(file: BinaryIO) -> int:
     """Returns the size in bytes that an index in the format of `IndexedDataset` gives its data file.
 
+    The index has a header of five numbers, and then three arrays:
+
+    - for each sentence, where its shape begins in the third array, and at the end the length of the third array;
+    - for each sentence, where it begins in the data file, in tokens, and at the end the number of all tokens;
+    - the shapes of all sentences.
+
     Args:
-        file: the index, read up to the end of its magic bytes. A header follows, then three arrays. Only the second one
-            is used: it has the position of each sentence in the data file, in tokens, and at last the number of all
-            tokens.
+        file: the index, from which the magic bytes have been read.
     """
-    # Each of the five numbers in the header has 8 bytes.
-    _version, _dtype_code, bytes_per_token, num_sentences, length_of_third_array = read_header(file, "<QQQQQ")
-    read_numbers(file, num_sentences + 1, np.int64)  # skips the first array
+    # In the notation of the module struct, Q is a number of 8 bytes.
+    _version, _dtype_code, bytes_per_token, num_sentences, num_shapes = read_header(file, "<QQQQQ")
+    _shape_positions = read_numbers(file, num_sentences + 1, np.int64)
     token_positions = read_numbers(file, num_sentences + 1, np.int64)
-    read_numbers(file, length_of_third_array, np.int64)  # raises ValueError if the end of the index is missing
+    _shapes = read_numbers(file, num_shapes, np.int64)  # only to see whether the index is complete
     num_tokens = int(token_positions[-1])
     return num_tokens * bytes_per_token
 

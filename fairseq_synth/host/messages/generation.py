@@ -12,7 +12,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor
 
 from ...errors import SynthesizerError
-from ...lengths import length_hint
+from ...lengths import has_limit_of_synthesizer
 from ..repairs import repair
 
 
@@ -107,8 +107,10 @@ def name_argument_of_translate(
         message = str(error)
         if flag not in message:  # an error of another kind
             raise
-        message_before_flag = message.split(flag)[0]
-        # `length_hint` returns an empty text if the limit in the message is not that of a Synthesizer.
-        is_synthesizers_limit = length_hint(message_before_flag) != ""
-        hint = "; longer ones need from_pretrained(..., synth_beyond_length='tile')" if is_synthesizers_limit else ""
-        raise SynthesizerError(f"{message_before_flag}skip_invalid_size_inputs=True{hint}") from error
+        # The flag is the end of the sentence "..., skip this example with --skip-invalid-size-inputs-valid-test". What
+        # comes after it is not needed.
+        message_before_flag, _ = message.split(flag, maxsplit=1)
+        new_message = f"{message_before_flag}skip_invalid_size_inputs=True"
+        if has_limit_of_synthesizer(message_before_flag):
+            new_message += "; longer ones need from_pretrained(..., synth_beyond_length='tile')"
+        raise SynthesizerError(new_message) from error

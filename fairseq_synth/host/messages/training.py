@@ -12,7 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.utils import resolve_max_positions
 
 from ...errors import SynthesizerError
-from ...lengths import length_hint
+from ...lengths import has_limit_of_synthesizer, length_hint
 from ..repairs import repair
 
 
@@ -95,35 +95,32 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     size = dataset.size(first)
     lengths = size if isinstance(size, tuple) else (size,)  # a pair of sentences has two lengths, a row of text has one
     tokens = ", ".join(str(int(length)) for length in lengths)
-    limit = f"max_positions={limits}"
-    # The hint names another way to use long sentences. It is empty if the limit is not that of a Synthesizer.
-    hint = length_hint(limit)
-    flag_to_raise = find_flag_to_raise(max(lengths), max_tokens=max_tokens, is_synthesizers_limit=hint != "")
-    # "skip this example with --skip-..." are fairseq's own words, which scripts may look for
-    raise SynthesizerError(
-        f"{flag_to_raise}--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number "
-        f"{first + 1} (its tokens: {tokens}; {limit}); shorten each, or skip this example with "
-        f"--skip-invalid-size-inputs-valid-test{hint}"
+    limit = f"max_positions={limits}"  # as fairseq writes it
+    # "skip this example with --skip-..." are fairseq's own words, which scripts may look for.
+    line = (
+        f"--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} (its "
+        f"tokens: {tokens}; {limit}); shorten each, or skip this example with --skip-invalid-size-inputs-valid-test"
     )
+    advice = advise_flag(max(lengths), max_tokens=max_tokens, is_synthesizers_limit=has_limit_of_synthesizer(limit))
+    if advice is not None:
+        line = f"{advice}; {line}"
+    raise SynthesizerError(line + length_hint(limit))
 
 
-def find_flag_to_raise(length: int, max_tokens: int | None, is_synthesizers_limit: bool) -> str:
-    """Returns which flag has to be raised so that a sentence which is too long can be used.
-
-    The result is a part of an error line, such as "--synth-max-length: train with a larger one; ". It is empty if no
-    flag is known.
+def advise_flag(length: int, max_tokens: int | None, is_synthesizers_limit: bool) -> str | None:
+    """Returns the advice to raise the flag that excludes a sentence; None if it is not known which flag does.
 
     Args:
         length: the length of the sentence, in tokens.
-        max_tokens: the value of ``--max-tokens-valid``.
+        max_tokens: the number of tokens that fit into a batch of validation; None if there is no limit.
         is_synthesizers_limit: whether the sentence is longer than ``--synth-max-length``.
     """
     if max_tokens is not None and length > max_tokens:
         # The sentence does not fit into a batch, so a larger limit of the model alone would not help.
-        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
+        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid"
     if is_synthesizers_limit:
-        return "--synth-max-length: train with a larger one; "
-    return ""
+        return "--synth-max-length: train with a larger one"
+    return None
 
 
 @repair(
@@ -135,14 +132,15 @@ def find_flag_to_raise(length: int, max_tokens: int | None, is_synthesizers_limi
 def check_best_metric(original: Callable[..., Any], cfg: Any, trainer: Any, **kwargs: Any) -> Any:
     """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): checks ``--best-checkpoint-metric``.
 
-    The replacement raises SynthesizerError if validation does not measure the metric. Without it, a KeyError ends the
-    first epoch before its checkpoint is saved.
+    ``fairseq-train`` keeps the checkpoint that is best by this metric. If validation does not measure the metric, a
+    KeyError ends the training after the first epoch, before a checkpoint is saved. The replacement raises
+    SynthesizerError instead, before the first update.
 
     The check has nothing to do with checkpoints. It is made here because ``fairseq-train`` calls this function exactly
     once, before the first update, when the trainer is ready to validate.
     """
     loaded = original(cfg, trainer, **kwargs)
-    if will_validate(trainer.cfg):
+    if will_validate(trainer.cfg):  # `cfg` has only the flags for checkpoints.
         check_metric_is_measured(cfg.best_checkpoint_metric, trainer)
     return loaded
 
@@ -156,15 +154,13 @@ def check_metric_is_measured(metric: str, trainer: Any) -> None:
     """
     task_flags = getattr(trainer.task, "cfg", None)  # None: the task has no flags
     measures_bleu = getattr(task_flags, "eval_bleu", False)
-    # These two need no look at a batch, which takes time.
-    if metric == "loss":
+    is_surely_measured = metric == "loss" or (metric == "bleu" and measures_bleu)
+    if is_surely_measured:
         return
-    if metric == "bleu" and measures_bleu:
-        return
-    measured_metrics = measure_one_batch(trainer)
+    measured_metrics = measure_one_batch(trainer)  # It takes time, so it comes after the check above.
     if metric in measured_metrics:
         return
-    can_measure_bleu = hasattr(task_flags, "eval_bleu")
+    can_measure_bleu = hasattr(task_flags, "eval_bleu")  # Tasks of translation have the flag --eval-bleu.
     bleu_choice = ", and bleu with --eval-bleu" if can_measure_bleu else ""
     raise SynthesizerError(
         f"--best-checkpoint-metric {metric}: validation does not compute this metric; choose from "

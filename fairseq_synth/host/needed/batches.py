@@ -112,6 +112,7 @@ def keep_last_batch(
     if len(indices) == 0:
         return []
     batches = list(original(indices, *args, **kwargs))
+    # The value of this argument, which the call may pass by position or by name.
     fixed_shapes = find_argument("fixed_shapes", original, indices, *args, **kwargs)
     if fixed_shapes is not None:
         return batches  # Batches of fixed shapes are formed in another way, which leaves out no sentence.
@@ -271,9 +272,10 @@ def refuse_rows_left_out(
     """Replaces ``LanguageModelingTask.eval_lm_dataloader`` (``original``): refuses rows that the model cannot take.
 
     ``fairseq-eval-lm`` cuts a text into rows of ``--tokens-per-sample`` tokens, 1024 by default. fairseq leaves out
-    rows that are longer than the model's limit. If the limit is below ``--tokens-per-sample``, only the last row of the
-    text, which may be shorter, would be scored. The replacement raises SynthesizerError instead.
+    rows that are longer than the model's limit. For a model with a limit of 512 tokens, it would leave out all rows of
+    1024 tokens, and score only the last, shorter row. The replacement raises SynthesizerError instead.
     """
+    # The value of this argument, which the call may pass by position or by name.
     limit = find_argument("max_positions", original, self, dataset, *args, **kwargs)
     has_limit = isinstance(limit, int)  # the limit of a language model is a number; None is no limit
     if has_limit:

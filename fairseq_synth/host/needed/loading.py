@@ -87,21 +87,24 @@ def numpy_types() -> list[Any]:
     The list is for ``torch.serialization.add_safe_globals``. An entry is a type or function, or a pair of a function
     and the name by which a pickle refers to it.
     """
-    # numpy has a class of its own for each dtype. These two have no public name in all versions of numpy.
+    # numpy has a class of its own for each dtype. Some versions of numpy have no public name for these two classes.
     dtype_classes = [type(np.dtype("int64")), type(np.dtype("float64"))]
     types: list[Any] = [np.ndarray, np.dtype, *dtype_classes]
-    # These are the functions with which pickle makes an array and a number: `_reconstruct` and `scalar`.
-    for function in (pickle_function(np.zeros(1)), pickle_function(np.float64(0))):
-        types.append(function)
-        # The module of these functions has another name in numpy 1 than in numpy 2, and the file may be of either.
-        types.append((function, f"numpy.core.multiarray.{function.__name__}"))
-        types.append((function, f"numpy._core.multiarray.{function.__name__}"))
+    # A pickle names a function that makes the array or the number again: `_reconstruct` or `scalar` of numpy. It names
+    # the module, too, which numpy 2 has renamed from `core` to `_core`. The file may be of numpy 1 or of numpy 2.
+    make_array = find_unpickling_function(np.zeros(1))
+    make_number = find_unpickling_function(np.float64(0))
+    types += [make_array, make_number]
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        types.append((make_array, f"{module}._reconstruct"))
+        types.append((make_number, f"{module}.scalar"))
     return types
 
 
-def pickle_function(value: Any) -> Any:
-    """Returns the function that pickle calls to make a value again. ``__reduce__`` returns it before its arguments."""
-    return value.__reduce__()[0]
+def find_unpickling_function(value: Any) -> Any:
+    """Returns the function that pickle calls to make a value again."""
+    function, *_arguments = value.__reduce__()
+    return function
 
 
 def config_types() -> list[Any]:
