@@ -93,27 +93,59 @@ def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
     """Returns the logits by position, and by distance, under which the observed attention weights are most likely.
 
     They maximise ``sum_ij a_ij log softmax(S)_ij`` over all sentences, where a_ij are the observed weights, S are the
-    logits, and the softmax is over the columns of each sentence. The logits by position are determined up to a
-    constant for each row, the logits by distance up to one constant. These are chosen so that the mean is 0.
+    logits, and the softmax is over the columns of each sentence.
 
     Args:
         weights: the mean of the observed weights (H, T, T) over sentences of T tokens.
         causal: True if row i sees no column after i; the logits of these columns are 0.
     """
     total = weights.total.double()  # (H, T, T), the sum of the observed weights over all sentences
-    length = total.size(-1)
     sentences_of_length = count_sentences(weights)  # (T,)
-    visible = torch.ones(length, length, dtype=torch.bool)  # (T, T)
-    visible_distances = torch.ones(2 * length - 1, dtype=torch.bool)  # for j - i from 1 - T to T - 1
-    if causal:
-        visible = visible.tril()
-        visible_distances[length:] = False  # the distances from 1 on: row i does not see the columns after i
-    by_position = most_likely_logits(total, sentences_of_length, visible)  # (H, T, T)
-    by_distance = most_likely_logits(sum_by_distance(total), sentences_of_length, visible)  # (H, 2 T - 1)
     return Constants(
-        by_position=centre(by_position, visible.expand_as(by_position)),
-        by_distance=centre(by_distance, visible_distances.expand_as(by_distance)),
+        by_position=fit_by_position(total, sentences_of_length, causal),
+        by_distance=fit_by_distance(total, sentences_of_length, causal),
     )
+
+
+def fit_by_position(total: Tensor, sentences_of_length: Tensor, causal: bool) -> Tensor:
+    """Returns the logits by position under which the observed attention weights are most likely, (H, T, T).
+
+    A softmax does not change if a constant is added to its whole row. The constants are chosen so that the logits of
+    each row have the mean 0.
+
+    Args:
+        total: the observed weights (H, T, T), summed over all sentences.
+        sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
+        causal: True if row i sees no column after i.
+    """
+    visible = visible_cells(total.size(-1), causal)
+    logits = most_likely_logits(total, sentences_of_length, visible, by_distance=False)
+    return centre(logits, visible.expand_as(logits))
+
+
+def fit_by_distance(total: Tensor, sentences_of_length: Tensor, causal: bool) -> Tensor:
+    """Returns the logits by distance under which the observed attention weights are most likely, (H, 2 T - 1).
+
+    The attention weights do not change if a constant is added to all logits of a head. The constants are chosen so that
+    the logits of each head have the mean 0.
+
+    Args:
+        total: the observed weights (H, T, T), summed over all sentences.
+        sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
+        causal: True if row i sees no column after i.
+    """
+    length = total.size(-1)
+    visible = visible_cells(length, causal)
+    logits = most_likely_logits(total, sentences_of_length, visible, by_distance=True)
+    distances = torch.arange(1 - length, length)  # j - i of each logit
+    visible_distances = distances <= 0 if causal else torch.ones_like(distances, dtype=torch.bool)
+    return centre(logits, visible_distances.expand_as(logits))
+
+
+def visible_cells(length: int, causal: bool) -> Tensor:
+    """Returns which cells of a matrix (length, length) of attention weights can be other than 0: True or False."""
+    visible = torch.ones(length, length, dtype=torch.bool)
+    return visible.tril() if causal else visible
 
 
 def count_sentences(weights: MeanByPosition) -> Tensor:
@@ -132,98 +164,96 @@ def centre(logits: Tensor, visible: Tensor) -> Tensor:
     return (logits - mean).masked_fill(~visible, 0.0).float()
 
 
-def most_likely_logits(observed: Tensor, sentences_of_length: Tensor, visible: Tensor) -> Tensor:
+def most_likely_logits(total: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool) -> Tensor:
     """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
-    The fit works on scores, which are exp(logits): all begin as 1, and each step of `improve_scores` makes the observed
-    weights more likely, until the scores hardly change any more.
+    The fit works on scores, which are exp(logits). All scores begin as 1. Each step of `improve_scores` makes the
+    observed weights more likely, until the scores hardly change any more.
 
     Args:
-        observed: the observed weights, summed over all sentences, by position (H, T, T) or by distance (H, 2 T - 1).
-            The logits are of the same size.
+        total: the observed weights (H, T, T), summed over all sentences.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         visible: (T, T), False where a row does not see a column.
+        by_distance: whether the logits are by distance, (H, 2 T - 1), or by position, (H, T, T).
     """
-    scores = torch.ones_like(observed)  # by position or by distance, as the observed weights
-    cell_scores = spread_over_cells(scores, visible)  # (H, T, T) in both cases
+    observed = sum_by_distance(total) if by_distance else total
+    scores = torch.ones_like(observed)
+    matrix = make_score_matrix(scores, visible, by_distance)  # (H, T, T), the scores as they are in the matrix of S
     for _ in range(FIT_STEPS):
-        scores = improve_scores(observed, cell_scores, sentences_of_length, visible)
-        new_cell_scores = spread_over_cells(scores, visible)
-        changes = (new_cell_scores - cell_scores).abs()
-        has_converged = bool((changes <= FIT_TOLERANCE * cell_scores).all())
-        cell_scores = new_cell_scores
-        if has_converged:
+        scores = improve_scores(observed, matrix, sentences_of_length, visible, by_distance)
+        earlier_matrix = matrix
+        matrix = make_score_matrix(scores, visible, by_distance)
+        has_hardly_changed = (matrix - earlier_matrix).abs() <= FIT_TOLERANCE * earlier_matrix
+        if bool(has_hardly_changed.all()):
             break
-    return scores.log()
+    return scores.log()  # No score is 0, see `improve_scores`.
 
 
-def is_by_distance(values: Tensor) -> bool:
-    """Returns whether values are by distance, (H, 2 T - 1), and not by position, (H, T, T)."""
-    return values.dim() == 2
-
-
-def improve_scores(observed: Tensor, cell_scores: Tensor, sentences_of_length: Tensor, visible: Tensor) -> Tensor:
-    """Does one step of the fit of `most_likely_logits`, and returns the new scores, of the size of `observed`.
-
-    The new score of a cell is its observed weight divided by the weight that a score of 1 would give it
-    (`expect_weights_of_score_one`). This is the step of Hunter 2004 (MM algorithms for generalized Bradley-Terry
-    models, section 5), which never makes the observed weights less likely.
+def make_score_matrix(scores: Tensor, visible: Tensor, by_distance: bool) -> Tensor:
+    """Returns scores as a matrix (H, T, T), with 0 where a row does not see a column.
 
     Args:
-        observed: as for `most_likely_logits`, by position (H, T, T) or by distance (H, 2 T - 1).
-        cell_scores: the scores before the step by position, (H, T, T), 0 where a row does not see a column.
-        sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
+        scores: by distance (H, 2 T - 1), or by position (H, T, T).
         visible: (T, T), False where a row does not see a column.
+        by_distance: whether the scores are by distance.
     """
-    expected = expect_weights_of_score_one(cell_scores, sentences_of_length) * visible  # (H, T, T)
-    if is_by_distance(observed):
-        expected = sum_by_distance(expected)
-    scores = observed / expected.clamp(min=SMALLEST_SUM)
-    # Scores by position are divided by the largest score of their row, scores by distance by that of their head. The
-    # softmax stays the same, and one lower limit suits all rows and heads.
-    relative_scores = scores / scores.amax(dim=-1, keepdim=True)
-    return relative_scores.clamp(min=SMALLEST_SCORE)
-
-
-def spread_over_cells(scores: Tensor, visible: Tensor) -> Tensor:
-    """Returns scores by position, (H, T, T), with 0 where a row does not see a column.
-
-    Args:
-        scores: by position (H, T, T), or by distance (H, 2 T - 1).
-        visible: (T, T), False where a row does not see a column.
-    """
-    if is_by_distance(scores):
+    if by_distance:
         return toeplitz(scores, size=len(visible)) * visible
     return scores * visible
 
 
-def expect_weights_of_score_one(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
-    """Returns the attention weight that each cell would have with a score of 1, summed over all sentences, (H, T, T).
+def improve_scores(
+    observed: Tensor, matrix: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool
+) -> Tensor:
+    """Does one step of the fit of `most_likely_logits`, and returns the new scores, of the size of `observed`.
 
-    The attention weight of cell (i, j), from position i to position j, is its score divided by the sum of the scores in
-    row i. With a score of 1 and an unchanged sum, the weight is 1 / sum. The sum depends on the length of the sentence:
-    in a sentence of n tokens, it is scores[i, 0] + ... + scores[i, n - 1]. A sentence has the cell if n is larger than
-    i and j. With the number of sentences of n tokens written as N[n], the result is therefore
+    The attention weight of a cell is its score divided by the sum of its row. The weights in all sentences together are
+    the score multiplied by the sum of ``1 / (sum of the row)`` over all sentences. The new score is the one with which
+    they would be the observed weights, if the sums of the rows stayed as they are. This is the step of Hunter 2004 (MM
+    algorithms for generalized Bradley-Terry models, section 5), which never makes the observed weights less likely.
 
-        result[i, j] = sum over n > max(i, j) of N[n] / (scores[i, 0] + ... + scores[i, n - 1])
+    Args:
+        observed: the observed weights, summed over all sentences: by distance (H, 2 T - 1), or by position (H, T, T).
+        matrix: the scores before the step, (H, T, T), 0 where a row does not see a column.
+        sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
+        visible: (T, T), False where a row does not see a column.
+        by_distance: whether the scores are by distance.
+    """
+    factors = sum_inverse_row_sums(matrix, sentences_of_length) * visible  # (H, T, T)
+    if by_distance:
+        factors = sum_by_distance(factors)  # A score by distance is in all cells of a diagonal.
+    scores = observed / factors.clamp(min=SMALLEST_SUM)
+    # To multiply a row by a number does not change its softmax. By position, each row is divided by its largest score.
+    # By distance, all rows of a head are divided by its largest score. Then one lower limit suits all scores.
+    relative_scores = scores / scores.amax(dim=-1, keepdim=True)
+    return relative_scores.clamp(min=SMALLEST_SCORE)
+
+
+def sum_inverse_row_sums(matrix: Tensor, sentences_of_length: Tensor) -> Tensor:
+    """Returns for each cell the sum of 1 / (sum of its row) over all sentences that have the cell, (H, T, T).
+
+    The sum of a row depends on the length of the sentence. In a sentence of n tokens, row i has n scores, and their sum
+    is matrix[i, 0] + ... + matrix[i, n - 1]. The sentence has cell (i, j) if n > i and n > j. If N[n] is the number of
+    sentences of n tokens, then
+
+        result[i, j] = sum over n > max(i, j) of N[n] / (matrix[i, 0] + ... + matrix[i, n - 1])
 
     For example, if 3 sentences have one token and 5 sentences have two tokens, and all scores are 1, then
     result[0, 0] = 3 / 1 + 5 / 2, and the other three cells are 5 / 2.
 
     Args:
-        scores: exp(logits) by position, (H, T, T), 0 where a row does not see a column.
+        matrix: the scores, (H, T, T), 0 where a row does not see a column.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
     """
-    num_heads, length, _ = scores.shape
-    # terms[h, i, n] is the term of the sum for sentences of n + 1 tokens. In the example above, terms[h, 0] is
-    # [3 / 1, 5 / 2]. Rows beyond the end of a sentence have terms, too, but these are not used below.
-    terms = sentences_of_length / scores.cumsum(dim=-1)
-    # sums[h, i, n] is the sum of the terms from n on, for all sentences of more than n tokens. In the example,
-    # sums[h, 0] is [3 / 1 + 5 / 2, 5 / 2].
+    num_heads, length, _ = matrix.shape
+    row_sums = matrix.cumsum(dim=-1)  # row_sums[h, i, k] is the sum of row i in a sentence whose last position is k.
+    # terms[h, i, k] is for all sentences whose last position is k. In the example, terms[h, 0] is [3 / 1, 5 / 2].
+    terms = sentences_of_length / row_sums
+    # sums[h, i, k] is for all sentences that have position k. In the example, sums[h, 0] is [3 / 1 + 5 / 2, 5 / 2].
     sums = sum_from_each_on(terms)
-    # result[h, i, j] = sums[h, i, max(i, j)]
+    # A sentence has cell (i, j) if it has the larger one of the two positions.
     positions = torch.arange(length)
-    larger_position = torch.maximum(positions[:, None], positions)  # (T, T), max(i, j)
+    larger_position = torch.maximum(positions[:, None], positions)  # (T, T)
     return sums.gather(-1, larger_position.expand(num_heads, -1, -1))
 
 
