@@ -124,15 +124,14 @@ class Attention(NamedTuple):
         has_queries = self.module.q_proj is not None
         if has_queries:
             return None  # a function computes dot products of queries and keys
-        # The attention computes its logits for two sentences. They are one matrix for each sentence if they depend on
-        # the input, or else a single matrix for both. This is so for any values of the input, so it is 0 here.
+        # Whether the logits depend on the input is seen from their shape for two sentences: it is (2, H, T, T) if each
+        # sentence has its own logits, and (1, H, T, T) if both have the same. The shape is the same for any two
+        # sentences, so their features are all 0 here.
         any_parameter = next(self.module.parameters())
         two_sentences = any_parameter.new_zeros(length, 2, self.module.embed_dim)  # (T, B, C)
         logits = join_logits(self.module, Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length))
-        depend_on_input = logits.size(0) == 2
-        if depend_on_input:
-            return None
-        return logits[0]
+        is_same_for_both_sentences = logits.size(0) == 1
+        return logits[0] if is_same_for_both_sentences else None
 
 
 def weights_by_function(mixture: Any) -> dict[str, list[float]]:

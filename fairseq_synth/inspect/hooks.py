@@ -1,7 +1,6 @@
 """Context managers that read or change what happens in the forward passes of a model."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -94,37 +93,31 @@ def reading(model: nn.Module, on_logits: Callable[[Reading], None]) -> Iterator[
 
     handles = []
     for attention in attentions(model):
-        hook = functools.partial(hand_on_logits, attention, on_logits)
+        hook = make_logits_hook(attention, on_logits)
         handles.append(attention.module.register_forward_hook(hook, with_kwargs=True))
     with calling_hooks(model, handles):
         yield
 
 
-def hand_on_logits(
-    attention: Attention,
-    on_logits: Callable[[Reading], None],
-    module: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
-) -> None:
-    """Computes the logits of an attention again, and hands them on to a function.
+def make_logits_hook(attention: Attention, on_logits: Callable[[Reading], None]) -> Callable[..., None]:
+    """Returns a forward hook, which torch calls after each call of an attention.
 
-    With the first two arguments given, this is a forward hook, which torch calls after each call of the attention.
+    The hook computes the logits of the attention again, and hands them on.
 
     Args:
-        attention: the attention.
+        attention: the attention for which the hook is made.
         on_logits: the function that gets the logits.
-        module: the attention's module.
-        args: the positional arguments of the call.
-        kwargs: its keyword arguments.
-        output: what the module has returned, which is not needed here.
     """
-    arguments = name_arguments(args, kwargs)
-    # fairseq gives a mask to self-attention only to hide later tokens.
-    causal = attention.kind == "self" and arguments.get("attn_mask") is not None
-    logits = compute_logits(module, arguments["query"], arguments.get("key"))
-    on_logits(Reading(attention, logits, causal))
+
+    def hand_on_logits(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Is called with the attention's module, the arguments of the call, and what the module has returned."""
+        arguments = name_arguments(args, kwargs)
+        # fairseq passes a mask to self-attention if row i may not see the columns after i, and for no other reason.
+        causal = attention.kind == "self" and arguments.get("attn_mask") is not None
+        logits = compute_logits(module, arguments["query"], arguments.get("key"))
+        on_logits(Reading(attention, logits, causal))
+
+    return hand_on_logits
 
 
 # ---- heads
@@ -146,29 +139,32 @@ def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
     for attention in attentions(model):
         if attention.name in masks:
             # The outputs of the heads are the input of the output projection.
-            hook = functools.partial(multiply_input_by_mask, masks[attention.name])
+            hook = make_mask_hook(masks[attention.name])
             handles.append(attention.module.out_proj.register_forward_pre_hook(hook))
     with calling_hooks(model, handles):
         yield
 
 
-def multiply_input_by_mask(mask: Tensor, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-    """Returns the input of an output projection, with the outputs of the heads multiplied by a mask.
+def make_mask_hook(mask: Tensor) -> Callable[..., tuple[Tensor]]:
+    """Returns a hook that torch calls before each call of an output projection.
 
-    With the first argument given, this is a hook that torch calls before each call of the output projection.
+    The hook multiplies the input of the projection, which are the outputs of the heads, by a mask.
 
     Args:
         mask: a factor for each head, (H,), or for each sentence and head, (B, H).
-        module: the output projection, which is not needed here.
-        args: the arguments of the call, which are the input (T, B, C) alone.
     """
-    x = args[0]
-    length, bsz, _ = x.shape
-    num_heads = mask.size(-1)
-    outputs_of_heads = x.reshape(length, bsz, num_heads, -1)  # (T, B, H, C / H)
-    # The mask becomes (H, 1) or (B, H, 1), and so applies to all tokens and to all dimensions of a head.
-    masked = outputs_of_heads * mask.to(x.dtype).unsqueeze(-1)
-    return (masked.reshape(x.shape),)
+
+    def multiply_input_by_mask(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        """Is called with the projection and its input, and returns the input that it gets instead."""
+        (x,) = args  # (T, B, C)
+        length, bsz, _ = x.shape
+        num_heads = mask.size(-1)
+        outputs_of_heads = x.reshape(length, bsz, num_heads, -1)  # (T, B, H, C / H)
+        # The mask becomes (H, 1) or (B, H, 1), and so applies to all tokens and to all dimensions of a head.
+        masked = outputs_of_heads * mask.to(x.dtype).unsqueeze(-1)
+        return (masked.reshape(x.shape),)
+
+    return multiply_input_by_mask
 
 
 def removed_heads(model: nn.Module, heads: Sequence[Head]) -> contextlib.AbstractContextManager[None]:
@@ -184,14 +180,10 @@ def removed_heads(model: nn.Module, heads: Sequence[Head]) -> contextlib.Abstrac
 
 
 class HeadReplacement:
-    """Gives constant logits to some heads of one self-attention, whatever the input is.
-
-    This takes two hooks: one before the attention keeps the arguments of the call, and one before the output
-    projection computes the heads' outputs from these arguments and the constant logits.
-    """
+    """Gives constant logits to some heads of one self-attention, whatever the input is."""
 
     def __init__(self, attention: Attention, head_numbers: list[int], logits: Tensor) -> None:
-        """Stores what the hooks need. The function `replaced_heads` registers them.
+        """Stores what the hooks need.
 
         Args:
             attention: a self-attention.
@@ -203,15 +195,25 @@ class HeadReplacement:
         self.logits = logits
         self.arguments: dict[str, Any] = {}  # the arguments that the attention was called with the last time
 
+    def register_hooks(self) -> list[Any]:
+        """Registers the two hooks that replace the heads, and returns the handles by which they can be removed.
+
+        The first hook runs before the attention, and keeps the arguments of the call. The second one runs before the
+        output projection of the attention. It computes the outputs of the heads from these arguments and the constant
+        logits, and changes the input of the projection, which are the outputs of all heads.
+        """
+        module = self.attention.module
+        return [
+            module.register_forward_pre_hook(self.keep_arguments, with_kwargs=True),
+            module.out_proj.register_forward_pre_hook(self.replace_outputs),
+        ]
+
     def keep_arguments(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keeps the arguments of a call of the attention. This is the hook before the attention."""
+        """Keeps the arguments of a call of the attention."""
         self.arguments = name_arguments(args, kwargs)
 
     def replace_outputs(self, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        """Returns the input of the output projection with other outputs of the chosen heads.
-
-        This is the hook before the output projection.
-        """
+        """Returns the input of the output projection with other outputs of the chosen heads."""
         x = args[0].clone()  # (T, B, C)
         length, bsz, embed_dim = x.shape
         head_dim = self.attention.module.head_dim
@@ -233,7 +235,7 @@ class HeadReplacement:
 
 @contextlib.contextmanager
 def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[Head]) -> Iterator[None]:
-    """Gives constant logits to heads of self-attention, in all forward passes that the body makes.
+    """Gives constant logits to heads of self-attention while the body of the with statement runs.
 
     Args:
         model: with attentions of fairseq or of this plugin, in eval mode. Its forward passes are over whole sentences,
@@ -246,10 +248,7 @@ def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[
         head_numbers = sorted(head.number for head in heads if head.attention == attention.name)
         if head_numbers:
             replacement = HeadReplacement(attention, head_numbers, logits[attention.name])
-            module = attention.module
-            handles.append(module.register_forward_pre_hook(replacement.keep_arguments, with_kwargs=True))
-            # The outputs of the heads are the input of the output projection: a hook before it can replace them.
-            handles.append(module.out_proj.register_forward_pre_hook(replacement.replace_outputs))
+            handles += replacement.register_hooks()
     with calling_hooks(model, handles):
         yield
 
@@ -336,32 +335,27 @@ def layer_outputs(
     handles = []
     for stack_name, stack in find_stacks(model).items():
         for layer_number, layer in enumerate(stack.layers):
-            hook = functools.partial(hand_on_output, stack_name, layer_number, on_output)
+            hook = make_output_hook(stack_name, layer_number, on_output)
             handles.append(layer.register_forward_hook(hook))
     with chosen_branches(model, keep_skip, keep_feed_forward), calling_hooks(model, handles):
         yield
 
 
-def hand_on_output(
-    stack_name: str,
-    layer_number: int,
-    on_output: Callable[[LayerOutput], None],
-    module: Any,
-    args: Any,
-    output: Any,
-) -> None:
-    """Hands the output of a layer on to a function.
-
-    With the first three arguments given, this is a forward hook, which torch calls after each call of the layer.
+def make_output_hook(
+    stack_name: str, layer_number: int, on_output: Callable[[LayerOutput], None]
+) -> Callable[..., None]:
+    """Returns a forward hook, which torch calls after each call of a layer. It hands the output of the layer on.
 
     Args:
         stack_name: ``encoder`` or ``decoder``.
         layer_number: the number of the layer, from 0.
         on_output: the function that gets the output.
-        module: the layer, which is not needed here.
-        args: the arguments of the call, which are not needed here.
-        output: what the layer has returned: x (T, B, C), or a tuple that begins with x. A decoder layer also returns
-            attention weights.
     """
-    x = output[0] if isinstance(output, tuple) else output
-    on_output(LayerOutput(stack_name, layer_number, x))
+
+    def hand_on_output(module: Any, args: Any, output: Any) -> None:
+        """Is called with the layer, the arguments of the call, and what the layer has returned."""
+        # A decoder layer returns a tuple: x, attention weights, and more. Some encoder layers return a tuple, too.
+        x = output[0] if isinstance(output, tuple) else output  # (T, B, C)
+        on_output(LayerOutput(stack_name, layer_number, x))
+
+    return hand_on_output
