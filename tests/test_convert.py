@@ -244,7 +244,9 @@ def test_some_heads_of_a_layer(case, heads, encoder, decoder, trained, tmp_path,
     """The others keep their functions, their weights, queries and keys, and the slice of the input that they see."""
     path, folder = trained(case)
     heads = [Head(*head) for head in heads]
-    monkeypatch.setattr(command, "cheapest_first", lambda *_: iter([ReplacedHead(head, 0.0) for head in heads]))
+    monkeypatch.setattr(
+        command, "replace_cheapest_heads_first", lambda *_: iter([ReplacedHead(head, 0.0) for head in heads])
+    )
     run(path, folder, tmp_path / "new.pt", "--heads-within", "1")
     cfg = torch.load(tmp_path / "new.pt", weights_only=False)["cfg"]["model"]
     assert (cfg["encoder_synthesizer"], cfg["decoder_synthesizer"]) == (encoder, decoder)
@@ -412,8 +414,10 @@ def test_refuses_weights_that_are_not_numbers(trained, tmp_path):
 def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
     before = loss_of(*trained("post-norm"))
     losses = {Head("encoder.self.0", 0): before + 2, Head("encoder.self.0", 1): before + 0.75}
-    monkeypatch.setattr(command, "losses_without_words", lambda *_: losses)
-    monkeypatch.setattr(command, "cheapest_first", lambda *_: iter([ReplacedHead(*cost) for cost in losses.items()]))
+    monkeypatch.setattr(command, "losses_with_single_heads_replaced", lambda *_: losses)
+    monkeypatch.setattr(
+        command, "replace_cheapest_heads_first", lambda *_: iter([ReplacedHead(*cost) for cost in losses.items()])
+    )
     line = refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
     assert "each head costs at least 0.75 bits" in line
 

@@ -15,10 +15,10 @@ from ..inspect.passes import loss
 from ..inspect.words import (
     Averages,
     average,
-    cheapest_first,
     function_logits,
     function_parameters,
-    losses_without_words,
+    losses_with_single_heads_replaced,
+    replace_cheapest_heads_first,
 )
 from .conversion import Conversion, choose_max_length, plan_conversion
 from .model import build_model, save_checkpoint
@@ -171,12 +171,13 @@ def choose_cheap_heads(
     Raises:
         SynthesizerError: the loss grows by more if only the cheapest head is replaced.
     """
-    loss_if_alone = losses_without_words(loaded, sample, logits, heads)  # {head: the loss if it alone is replaced}
+    # {head: the loss if it alone is replaced}
+    loss_if_alone = losses_with_single_heads_replaced(loaded, sample, logits, heads)
     largest_allowed_loss = loss_before + allowed_increase
     chosen_heads = []
-    # `cheapest_first` replaces one head after the other, and yields each with the loss if it and all before it are
+    # `replace_cheapest_heads_first` replaces one head after the other, and yields each with the loss if it and all before it are
     # replaced.
-    for head, loss_so_far in cheapest_first(loaded, sample, logits, loss_if_alone):
+    for head, loss_so_far in replace_cheapest_heads_first(loaded, sample, logits, loss_if_alone):
         if loss_so_far > largest_allowed_loss:
             break
         chosen_heads.append(head)

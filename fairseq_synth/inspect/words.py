@@ -4,6 +4,7 @@ Self-attention is averaged by position over sentences. The loss is then measured
 whatever the words are.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -62,17 +63,17 @@ class AverageAttention:
 
 
 def choose_evenly(items: Sequence[int], count: int) -> list[int]:
-    """Returns `count` of the items, evenly spaced and including the last one; all items if there are no more.
+    """Returns `count` of the items, evenly spaced and including the last one.
 
-    For example, three of the items 0, 1, …, 8 are 2, 5 and 8.
+    For example, three of the items 0, 1, …, 8 are 2, 5 and 8. If there are fewer items than `count`, all are returned.
     """
     if len(items) <= count:
         return list(items)
     chosen = []
-    for steps_before_last in reversed(range(count)):
-        # One step is len(items) / count items long, rounded down after the multiplication.
-        index_from_end = -1 - steps_before_last * len(items) // count
-        chosen.append(items[index_from_end])
+    # The items are divided into `count` parts of about the same size. The last item of each part is chosen.
+    for part in range(1, count + 1):
+        end_of_part = math.ceil(part * len(items) / count)
+        chosen.append(items[end_of_part - 1])
     return chosen
 
 
@@ -170,10 +171,10 @@ def function_logits(function: str, parameters: dict[str, Tensor], length: int) -
     return parameters["R1"] @ parameters["R2"].transpose(1, 2)
 
 
-def losses_without_words(
+def losses_with_single_heads_replaced(
     loaded: Loaded, batches: list[Batch], logits: dict[str, Tensor], heads: Sequence[Head]
 ) -> dict[Head, float]:
-    """Replaces one head at a time, and returns for each the loss in bits that the model then has.
+    """Replaces one head at a time, and returns {head: the loss in bits that the model then has}.
 
     A replaced head gets logits that depend only on the positions of two tokens, not on the words.
 
@@ -190,19 +191,23 @@ def losses_without_words(
     return losses
 
 
-def cheapest_first(
+def replace_cheapest_heads_first(
     loaded: Loaded, batches: list[Batch], logits: dict[str, Tensor], losses: dict[Head, float]
 ) -> Iterator[ReplacedHead]:
-    """Replaces more and more heads, the ones that cost the least loss first, and yields each with the loss reached.
+    """Replaces one head, then two heads, and so on up to all heads, and measures the loss each time.
+
+    The heads are replaced in the order of the loss when they alone are replaced, the lowest loss first. Each step
+    yields the head that is replaced in addition, and the loss.
 
     Args:
         loaded: the model, with data.
         batches: the data on which the loss is measured.
         logits: {self-attention: the logits by position (H, n, n) that replaced heads get}.
-        losses: {head: the loss when it alone is replaced}, as `losses_without_words` returns it.
+        losses: {head: the loss when it alone is replaced}, as `losses_with_single_heads_replaced` returns it.
     """
-    cheapest_heads = sorted(losses, key=lambda head: (losses[head], head))
-    for count, head in enumerate(progress(cheapest_heads, "more and more heads"), start=1):
-        with replaced_heads(loaded.model, logits, cheapest_heads[:count]):
+    # Heads with the same loss are in the order of their names and numbers.
+    cheapest_heads_first = sorted(losses, key=lambda head: (losses[head], head))
+    for count, head in enumerate(progress(cheapest_heads_first, "more and more heads"), start=1):
+        with replaced_heads(loaded.model, logits, cheapest_heads_first[:count]):
             loss_so_far = loss(loaded, batches)
         yield ReplacedHead(head, loss_so_far)

@@ -113,12 +113,10 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
     for batch in progress(batches, "importance by gradient"):
         masks = make_masks_of_ones(all_attentions, num_sentences=len(batch["id"]))
         with masked_heads(model, masks):
+            # fairseq's criterion also returns two values from which the number of targets can be told.
             training_loss, sample_size, log = criterion(model, batch)
-        # The gradient is None for an encoder that the decoder does not attend to.
-        gradients = torch.autograd.grad(training_loss, list(masks.values()), allow_unused=True)
-        for name, gradient in zip(masks, gradients):
-            if gradient is not None:
-                sums[name] += gradient.abs().sum(dim=0)  # from (B, H) to (H,)
+        for name, gradient in compute_gradients(training_loss, masks).items():
+            sums[name] += gradient.abs().sum(dim=0)  # over the sentences: from (B, H) to (H,)
         num_targets += count_targets(sample_size, log)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
@@ -129,6 +127,19 @@ def make_masks_of_ones(all_attentions: list[Attention], num_sentences: int) -> d
     for attention in all_attentions:
         masks[attention.name] = torch.ones(num_sentences, attention.num_heads, requires_grad=True)
     return masks
+
+
+def compute_gradients(training_loss: Tensor, masks: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns {attention: the derivative of the loss with respect to its mask, (B, H)}.
+
+    An attention that has no effect on the loss is left out, such as that of an encoder to which no decoder attends.
+
+    Args:
+        training_loss: the loss of a batch, which was computed with the masks.
+        masks: {attention: a factor for each sentence and head, (B, H)}.
+    """
+    gradients = torch.autograd.grad(training_loss, list(masks.values()), allow_unused=True)  # in the order of the masks
+    return {name: gradient for name, gradient in zip(masks, gradients) if gradient is not None}
 
 
 def importance_by_leaving_out(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:

@@ -4,6 +4,7 @@ from .. import words
 from ..arguments import AVERAGED_SENTENCES
 from ..attentions import Head, self_attentions
 from ..inspection import Inspection, round_floats
+from ..words import ReplacedHead
 
 TRAINING_SUBSET = "train"
 
@@ -28,37 +29,21 @@ def count_training_sentences(inspection: Inspection) -> int:
 def measure(inspection: Inspection) -> None:
     """Measures the loss with heads that look by position alone, and adds the results to the inspection.
 
-    To replace a head means to give it other logits, which depend on the positions of two tokens and not on the words.
-    Their attention weights are as near as possible to the average of the head's weights over training sentences.
+    To replace a head means to give it logits that depend on the positions of two tokens and not on the words. Their
+    attention weights are as near as possible to the average of the head's weights over training sentences.
 
-    First, each head is replaced alone. The results of each self-attention get ``without_words``: for each of its heads,
-    by how many bits the loss grows. Then more and more heads are replaced together, first those whose replacement costs
-    least. The results of the model get ``words``, which has these keys:
-
-    - ``heads``: the heads in the order of their replacement, as [attention, number of the head];
-    - ``loss``: the loss in bits with none, one, … all of them replaced;
-    - ``sentences``: the number of sentences over which attention is averaged.
+    First, each head is replaced alone (`add_increases`). Then more and more heads are replaced (`add_losses`).
     """
     loaded = inspection.loaded
     averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(inspection))
     length = inspection.longest_sentence()
-    # {self-attention: the logits that replace those of its heads, (H, length, length)}
+    # {self-attention: the logits by position of its heads, (H, length, length)}
     position_logits = {name: constants.matrix(length) for name, constants in averages.constants.items()}
-
-    # Each head is replaced alone.
     all_heads = list_self_attention_heads(inspection)
-    losses_of_single_heads = words.losses_without_words(loaded, inspection.batches, position_logits, all_heads)
-    add_without_words(inspection, losses_of_single_heads)
-
-    # More and more heads are replaced together.
-    replaced_heads = []
-    losses_so_far = [inspection.loss]
-    for replaced in words.cheapest_first(loaded, inspection.batches, position_logits, losses_of_single_heads):
-        replaced_heads.append(replaced.head)
-        losses_so_far.append(replaced.loss)
-    inspection.results["words"] = round_floats(
-        {"heads": replaced_heads, "loss": losses_so_far, "sentences": averages.sentences}
-    )
+    losses = words.losses_with_single_heads_replaced(loaded, inspection.batches, position_logits, all_heads)
+    add_increases(inspection, losses)
+    replaced_heads = words.replace_cheapest_heads_first(loaded, inspection.batches, position_logits, losses)
+    add_losses(inspection, list(replaced_heads), averages.sentences)
 
 
 def list_self_attention_heads(inspection: Inspection) -> list[Head]:
@@ -69,8 +54,8 @@ def list_self_attention_heads(inspection: Inspection) -> list[Head]:
     return heads
 
 
-def add_without_words(inspection: Inspection, losses: dict[Head, float]) -> None:
-    """Adds ``without_words`` to the results of each self-attention: by how many bits the loss grows, for each head.
+def add_increases(inspection: Inspection, losses: dict[Head, float]) -> None:
+    """Adds ``without_words`` to the results of each self-attention: for each head, by how many bits the loss grows.
 
     Args:
         inspection: has the loss with no head replaced.
@@ -79,3 +64,22 @@ def add_without_words(inspection: Inspection, losses: dict[Head, float]) -> None
     for attention in self_attentions(inspection.loaded.model):
         increases = [losses[head] - inspection.loss for head in attention.heads()]
         inspection.attention_results[attention.name]["without_words"] = round_floats(increases)
+
+
+def add_losses(inspection: Inspection, replaced_heads: list[ReplacedHead], num_training_sentences: int) -> None:
+    """Adds ``words`` to the results of the model: the loss as more and more heads are replaced.
+
+    For example, with two heads, of which the second one is replaced first::
+
+        {"heads": [["encoder.self.0", 1], ["encoder.self.0", 0]], "loss": [2.1, 2.2, 2.9], "sentences": 1000}
+
+    The losses are those with none, one and both of the heads replaced.
+
+    Args:
+        inspection: has the loss with no head replaced.
+        replaced_heads: the heads in the order of their replacement, with the losses.
+        num_training_sentences: the number of sentences over which attention is averaged.
+    """
+    heads = [replaced.head for replaced in replaced_heads]
+    losses = [inspection.loss, *(replaced.loss for replaced in replaced_heads)]
+    inspection.results["words"] = round_floats({"heads": heads, "loss": losses, "sentences": num_training_sentences})
