@@ -84,9 +84,10 @@ LAYER_LINE_STYLES = ("-", "--", ":")  # the second and third are for layers beyo
 
 
 def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
-    """Draws how much of their sum the largest singular values hold, with a line for each head, colored by layer.
+    """Draws the sum of the largest singular values, relative to the sum of all, as a line for each head.
 
-    There is a row of panels for each model, and a column for each kind of attention.
+    The color of a line shows the layer. There is a row of panels for each model, and a column for each kind of
+    attention.
 
     Args:
         models: with the same layers.
@@ -149,63 +150,78 @@ def rank(models: Sequence[Model]) -> Picture:
     """
     trained = models[0].results["layers"]["trained"]  # {encoder or decoder: {name of the branches: distances}}
     stacks = list(trained)
-    branch_names = list(trained[stacks[0]])  # The decoder is measured with the same branches as the encoder.
+    names_of_branches = list(trained[stacks[0]])  # The decoder is measured with the same branches as the encoder.
     rows: list[Row] = []
     for stack in stacks:
-        rows.append([rank_panel(models, stack, branches) for branches in branch_names])
-    rows = title_columns(rows, branch_names)
+        rows.append([rank_panel(models, stack, name_of_branches) for name_of_branches in names_of_branches])
+    rows = title_columns(rows, names_of_branches)
     rows = label_below(rows, "layer")
     rows = label_rows(rows, [f"{stack}: distance\nfrom equal rows" for stack in stacks])
     return Picture(
         name="rank",
         panels=flatten_rows(rows),
         size=(WIDTH, RANK_MARGINS.picture_height(len(rows) * RANK_PANEL_HEIGHT, num_rows=len(rows))),
-        columns=len(branch_names),
+        columns=len(names_of_branches),
         share_y="row",
         margins=RANK_MARGINS,
         legend_columns=6,
     )
 
 
-def rank_panel(models: Sequence[Model], stack: str, branches: str) -> Panel:
+def rank_panel(models: Sequence[Model], stack: str, name_of_branches: str) -> Panel:
     """Returns the distance from equal rows after each layer, with two lines for each model.
 
     Args:
         models: with the same layers.
         stack: ``encoder`` or ``decoder``.
-        branches: the name of the branches in use, such as ``attention alone``.
+        name_of_branches: the branches in use, such as ``attention alone``.
     """
     calls: list[Call] = []
     for model, marker in zip(models, itertools.cycle(MARKERS)):
-        calls += rank_lines(model, marker, stack, branches)
+        calls += rank_lines(model, marker, stack, name_of_branches)
     # Lines without points are not seen in the panel. They explain the two styles in the legend.
     for state in ("trained", "initial"):
         calls.append(line([], [], state, "gray", linestyle=RANK_LINE_STYLES[state]))
-    num_layers = len(models[0].results["layers"]["trained"][stack][branches]["equal_rows"])
+    num_layers = len(distances_from_equal_rows(models[0], "trained", stack, name_of_branches))
     return Panel(calls, {"yscale": "log", "xticks": list(range(num_layers))})
 
 
-def rank_lines(model: Model, marker: str, stack: str, branches: str) -> list[Call]:
+def rank_lines(model: Model, marker: str, stack: str, name_of_branches: str) -> list[Call]:
     """Returns the distance from equal rows after each layer of a model: a line for each state of the model.
 
     Args:
         model: the model.
         marker: matplotlib's name for the shape of the points.
         stack: ``encoder`` or ``decoder``.
-        branches: the name of the branches in use, such as ``attention alone``.
+        name_of_branches: the branches in use, such as ``attention alone``.
     """
     calls = []
     for state, line_style in RANK_LINE_STYLES.items():
-        stacks = model.results["layers"].get(state, {})  # the initial state is not always known
-        if stack not in stacks:
+        distances = distances_from_equal_rows(model, state, stack, name_of_branches)
+        if not distances:
             continue
-        distances = stacks[stack][branches]["equal_rows"]
         layers = list(range(len(distances)))
         # The legend has one entry for the two lines of a model, which have the same color.
         label = model.name if state == "trained" else None
         style = {"linestyle": line_style, "linewidth": 1, "marker": marker, "markersize": 3}
         calls.append(line(layers, distances, label, model.color, **style))
     return calls
+
+
+def distances_from_equal_rows(model: Model, state: str, stack: str, name_of_branches: str) -> list[float]:
+    """Returns how far the tokens are from being alike after each layer; an empty list if this was not measured.
+
+    Args:
+        model: the model.
+        state: ``trained`` or ``initial``. The initial weights of a model are not always known.
+        stack: ``encoder`` or ``decoder``.
+        name_of_branches: the branches in use, such as ``attention alone``.
+    """
+    stacks = model.results["layers"].get(state, {})  # {stack: {name of the branches: {metric: a value for each layer}}}
+    if stack not in stacks:
+        return []
+    distances: list[float] = stacks[stack][name_of_branches]["equal_rows"]
+    return distances
 
 
 # ---- removal of heads
@@ -302,27 +318,36 @@ def without_words_of_several(models: Sequence[Model]) -> list[Call]:
 
 
 def replaced_head_points(model: Model) -> list[Call]:
-    """Returns a point for each replaced head, at the loss that it leads to: filled for the encoder, else white."""
-    replaced_heads = model.results["words"]["heads"]  # [attention, number of the head], in the order of replacement
+    """Returns a point for each replaced head, above the number of heads that are replaced then, at the loss.
+
+    The points of the encoder's heads are filled, those of the decoder's heads are white.
+    """
     losses_by_count = model.results["words"]["loss"]  # the loss with 0, 1, 2, … heads replaced
     calls: list[Call] = []
     for stack, filling in (("encoder", model.color), ("decoder", "white")):
-        counts = []
-        losses = []
-        for count, (attention, _) in enumerate(replaced_heads, start=1):
-            if attention.startswith(stack):
-                counts.append(count)
-                losses.append(losses_by_count[count])
-        if counts:
-            label = f"one more head of the {stack} replaced"
-            style = {
-                "facecolor": filling,
-                "edgecolor": model.color,
-                "s": 22,  # the area of a point, in square points of print
-                "zorder": 3,  # in front of the lines
-            }
-            calls.append(("scatter", [counts, losses], {"label": label, **style}))
+        counts = replacement_numbers(model, stack)
+        if not counts:
+            continue
+        losses = [losses_by_count[count] for count in counts]
+        label = f"one more head of the {stack} replaced"
+        style = {
+            "facecolor": filling,
+            "edgecolor": model.color,
+            "s": 22,  # the area of a point, in square points of print
+            "zorder": 3,  # in front of the lines
+        }
+        calls.append(("scatter", [counts, losses], {"label": label, **style}))
     return calls
+
+
+def replacement_numbers(model: Model, stack: str) -> list[int]:
+    """Returns which replacements, counted from 1, were those of heads in the encoder or in the decoder."""
+    replaced_heads = model.results["words"]["heads"]  # [attention, number of the head], in the order of replacement
+    numbers = []
+    for number, (attention, _head_number) in enumerate(replaced_heads, start=1):
+        if attention.startswith(stack):
+            numbers.append(number)
+    return numbers
 
 
 # ---- lengths
@@ -341,7 +366,8 @@ def lengths(models: Sequence[Model]) -> Picture:
         for model in models:
             ranges = model.results["lengths"]["ranges"]
             values_of_models.append([length_range[metric] for length_range in ranges])
-        all_have_the_metric = all(None not in values for values in values_of_models)  # None: BLEU of no translation
+        # The BLEU of a model that does not translate is None.
+        all_have_the_metric = all(None not in values for values in values_of_models)
         if all_have_the_metric:
             calls = draw_bars(models, values_of_models)
             panels.append(Panel(calls, {"xlabel": "tokens of a sentence (sentences)", "ylabel": label}))

@@ -49,24 +49,31 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
     """
     rows = pattern_rows(models, names)
     num_columns = len(rows[0])
-    width_left_for_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)
-    panel_size = min(LARGEST_PATTERN, width_left_for_panels / num_columns)
-    # A picture with few columns is narrower than WIDTH, as its panels do not become larger than `LARGEST_PATTERN`.
-    width_of_margins = WIDTH - width_left_for_panels
-    width = max(SMALLEST_PATTERNS_WIDTH, width_of_margins + num_columns * panel_size)
-    height = PATTERN_MARGINS.picture_height(len(rows) * panel_size, num_rows=len(rows))
-    below = (
-        "A small square is a head: each of its rows is a position that attends, each column a position\n"
-        "that is attended to, from 0 at the top left. White is 0, dark blue the head's largest weight."
-    )
     return Picture(
         name="patterns",
         panels=flatten_rows(rows),
-        size=(width, height),
+        size=pattern_size(num_columns, num_rows=len(rows)),
         columns=num_columns,
-        below=below,
+        below=(
+            "A small square is a head: each of its rows is a position that attends, each column a position\n"
+            "that is attended to, from 0 at the top left. White is 0, dark blue the head's largest weight."
+        ),
         margins=PATTERN_MARGINS,
     )
+
+
+def pattern_size(num_columns: int, num_rows: int) -> tuple[float, float]:
+    """Returns width and height in inches of a picture of mean attention weights, whose panels are squares.
+
+    The panels are as large as they can be in a picture of the usual width, but not larger than `LARGEST_PATTERN`. With
+    few columns, the picture is then narrower than usual, but not narrower than `SMALLEST_PATTERNS_WIDTH`.
+    """
+    room_for_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)
+    room_for_margins = WIDTH - room_for_panels
+    panel_size = min(LARGEST_PATTERN, room_for_panels / num_columns)
+    width = max(SMALLEST_PATTERNS_WIDTH, room_for_margins + num_columns * panel_size)
+    height = PATTERN_MARGINS.picture_height(num_rows * panel_size, num_rows)
+    return width, height
 
 
 def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
@@ -74,20 +81,30 @@ def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
 
     Args:
         models: with the same layers and heads.
-        names: the attentions.
+        names: the attentions, one for each row of a model.
     """
     num_heads = max(models[0].attentions[name]["heads"] for name in names)
-    rows_of_models = []
-    for model in models:
-        rows = model_rows(model, names, num_heads)
-        rows = title_columns(rows, [str(head) for head in range(num_heads)])
-        text_above_titles = f"{model.name}, head" if len(models) > 1 else "head"
-        rows = add_to_first_panel(rows, heading(text_above_titles, points=MODEL_NAME_POINTS))
-        rows_of_models.append(rows)
+    has_model_names = len(models) > 1
+    rows_of_models = [titled_model_rows(model, names, num_heads, has_model_names) for model in models]
     if len(models) * num_heads <= MOST_COLUMNS:
         # A row shows the same attention of all models, so it needs its name only once, at the left edge.
         return name_rows(join_side_by_side(rows_of_models), names)
     return join_below_each_other([name_rows(rows, names) for rows in rows_of_models])
+
+
+def titled_model_rows(model: Model, names: Sequence[str], num_heads: int, has_model_name: bool) -> list[Row]:
+    """Returns the mean attention weights of a model, with the numbers of the heads above the first row.
+
+    Args:
+        model: the model.
+        names: the attentions, one for each row.
+        num_heads: the number of columns.
+        has_model_name: whether the name of the model is above the numbers, too.
+    """
+    rows = model_rows(model, names, num_heads)
+    titled_rows = title_columns(rows, [str(head) for head in range(num_heads)])
+    text_above_titles = f"{model.name}, head" if has_model_name else "head"
+    return add_to_first_panel(titled_rows, heading(text_above_titles, points=MODEL_NAME_POINTS))
 
 
 def name_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
@@ -161,21 +178,31 @@ def sentences(models: Sequence[Model]) -> Iterator[Picture]:
     There is a picture for each sentence and kind of attention, such as ``sentence1-cross-attention``. The number in
     this name counts the sentences of the first model, from 1.
     """
-    sentences_of_models = [sentences_by_number(model) for model in models]
-    for place, number in enumerate(sentences_of_models[0], start=1):
-        all_have_read_it = all(number in sentences_of_model for sentences_of_model in sentences_of_models)
-        if not all_have_read_it:
-            continue
-        results_of_models = [sentences_of_model[number] for sentences_of_model in sentences_of_models]
-        names_of_group = names_by_group(models[0].attentions, results_of_models[0]["weights"])
-        for group, group_title in group_titles(names_of_group).items():
-            picture = sentence_picture(models, results_of_models, group, names_of_group[group])
-            yield picture._replace(name=f"sentence{place}-{group_title.replace(' ', '-')}")
+    results_of_all_sentences = [results_by_sentence(model) for model in models]
+    for count, sentence in enumerate(results_of_all_sentences[0], start=1):
+        results_of_models = [results[sentence] for results in results_of_all_sentences if sentence in results]
+        if len(results_of_models) == len(models):
+            for picture in sentence_pictures(models, results_of_models):
+                yield picture._replace(name=f"sentence{count}-{picture.name}")
 
 
-def sentences_by_number(model: Model) -> dict[int, Results]:
-    """Returns {place of a sentence in the data: its tokens and weights}, for the single sentences a model has read."""
-    return {sentence["number"]: sentence for sentence in model.results.get("sentences", [])}
+def results_by_sentence(model: Model) -> dict[int, Results]:
+    """Returns {index of a sentence in the data: its tokens and weights}, for the single sentences a model has read."""
+    return {results["number"]: results for results in model.results.get("sentences", [])}
+
+
+def sentence_pictures(models: Sequence[Model], results_of_models: Sequence[Results]) -> Iterator[Picture]:
+    """Yields a picture of the attention weights for one sentence for each kind of attention, such as cross-attention.
+
+    Args:
+        models: with the same layers and heads, and therefore with the same attentions.
+        results_of_models: for each model, the tokens of the sentence and its weights.
+    """
+    names_of_attentions = results_of_models[0]["weights"]  # {attention: weights}
+    groups = names_by_group(models[0].attentions, names_of_attentions)  # {kind of attention: names of attentions}
+    for group, group_title in group_titles(groups).items():
+        picture = sentence_picture(models, results_of_models, group, groups[group])
+        yield picture._replace(name=group_title.replace(" ", "-"))
 
 
 def sentence_picture(
@@ -218,7 +245,7 @@ def sentence_picture(
 def sentence_rows(
     models: Sequence[Model], results_of_models: Sequence[Results], names: Sequence[str], panels_per_row: int
 ) -> list[Row]:
-    """Returns the attention weights of all heads for a sentence, a panel for each head, still without the words.
+    """Returns the attention weights of all heads for a sentence, a panel for each head. The tokens are added later.
 
     The heads of an attention and a model form a row, or several rows if they are more than `panels_per_row`. With
     several models, the first of these panels names the model.
@@ -303,9 +330,8 @@ def weight_panels(model: Model, name: str, weights: Sequence[Sequence[Sequence[i
     layer = model.attentions[name]["layer"]
     panels: Row = []
     for head, matrix in enumerate(weights):
-        draw_weights = colors(matrix, **WEIGHT_COLORS)
-        draw_title = title(f"layer {layer}, head {head}")
-        panels.append(Panel(calls=[draw_weights, draw_title], settings={}))
+        head_title = title(f"layer {layer}, head {head}")
+        panels.append(Panel(calls=[colors(matrix, **WEIGHT_COLORS), head_title], settings={}))
     return panels
 
 
@@ -336,6 +362,9 @@ def write_tokens_below(rows: Sequence[Row], tokens: Sequence[str]) -> list[Row]:
         changed_row: Row = []
         for column, panel in enumerate(row):
             has_panel_below = column < length_of_next_row
-            changed_row.append(add_call(panel, without_ticks("x") if has_panel_below else write_tokens))
+            if has_panel_below:
+                changed_row.append(add_call(panel, without_ticks("x")))
+            else:
+                changed_row.append(add_call(panel, write_tokens))
         changed_rows.append(changed_row)
     return changed_rows
