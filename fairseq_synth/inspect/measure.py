@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn as nn
 from torch import Tensor
 
 from .attentions import Head, attention_weights
@@ -76,10 +77,11 @@ def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
 
 
 def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_SHARES) -> Tensor:
-    """Returns for each head how much of the sum of all singular values the largest singular values hold.
+    """Returns for each head the sum of its largest singular values, divided by the sum of all its singular values.
 
-    For example, if a matrix has 8 singular values, the share 0.25 stands for the 2 largest. The result is the sum of
-    these 2, divided by the sum of all 8. Between two whole numbers of singular values, the result is interpolated.
+    For example, a matrix of 8 rows and columns has 8 singular values. For the share 0.25, the result is the sum of the
+    2 largest, divided by the sum of all 8. For the share 0.3, which stands for the 2.4 largest, it is interpolated
+    between the results for the 2 and the 3 largest.
 
     Args:
         weights: (H, T, S).
@@ -89,11 +91,12 @@ def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_S
         (H, n).
     """
     singular_values = torch.linalg.svdvals(weights.float())  # (H, min(T, S)), the largest first
-    num_heads, num_values = singular_values.shape
-    zero = singular_values.new_zeros(num_heads, 1)
-    sums = torch.cat([zero, singular_values.cumsum(dim=-1)], dim=-1)  # sums[:, i] is the sum of the largest i
-    relative_sums = sums / sums[:, -1:].clamp(min=SMALLEST_NORM)
-    # How many singular values each share stands for, such as 2.5 for the share 0.25 of 10.
+    num_values = singular_values.size(-1)
+    # Column i is the sum of the i largest singular values. So the first column, for i = 0, is 0.
+    sums = nn.functional.pad(singular_values.cumsum(dim=-1), (1, 0))  # (H, min(T, S) + 1)
+    sum_of_all = sums[:, -1:].clamp(min=SMALLEST_NORM)  # (H, 1), not 0, because it divides
+    relative_sums = sums / sum_of_all
+    # How many singular values each share stands for, such as 2.4 for the share 0.3 of 8.
     counts = torch.tensor(shares, device=sums.device) * num_values
     return interpolate_columns(relative_sums, counts)
 

@@ -90,16 +90,26 @@ def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
         folder = Path(folder_name)
         write_dictionaries(folder, cfg.task, sizes)
         task = set_up_task(cfg, folder)
-        # Some tasks add symbols of their own to a dictionary, which is then larger than the embedding. In this case,
-        # everything is done again with dictionaries that have fewer words: as many as there are added symbols.
-        smaller_sizes = {}
-        for embedding, size in sizes.items():
-            num_added_symbols = count_words(task, embedding) - size
-            smaller_sizes[embedding] = size - num_added_symbols
-        if smaller_sizes != sizes:
-            write_dictionaries(folder, cfg.task, smaller_sizes)
+        num_added_symbols = count_added_symbols(task, sizes)
+        if any(num_added_symbols.values()):
+            # The dictionaries of the task are larger than the embeddings. So the files get fewer words, and the task is
+            # set up again.
+            sizes_of_files = {embedding: size - num_added_symbols[embedding] for embedding, size in sizes.items()}
+            write_dictionaries(folder, cfg.task, sizes_of_files)
             task = set_up_task(cfg, folder)
-    return task
+    return task  # It has read the dictionaries, so their folder may be gone.
+
+
+def count_added_symbols(task: Any, sizes: dict[str, int]) -> dict[str, int]:
+    """Returns {name of an embedding: how many symbols the task has added to its dictionary}.
+
+    Some tasks add symbols of their own to a dictionary that they have read from a file.
+
+    Args:
+        task: a task of fairseq.
+        sizes: {name of an embedding: the size of its dictionary in the file}.
+    """
+    return {embedding: count_words(task, embedding) - size for embedding, size in sizes.items()}
 
 
 def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> None:
@@ -112,10 +122,11 @@ def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> No
     """
     # Language models and classifiers have a single embedding, so the largest size is that of their dictionary.
     largest_size = max(sizes.values())
-    write_dictionary(folder / "dict.txt", largest_size)  # a language model reads this file
-    write_dictionary(folder / "input0" / "dict.txt", largest_size)  # and a classifier this one
+    write_dictionary(folder / "dict.txt", largest_size)  # the words of a language model
+    write_dictionary(folder / "input0" / "dict.txt", largest_size)  # the words of a classifier
     num_classes = getattr(task_cfg, "num_classes", 0)
-    write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)  # the classes of a classifier
+    # The classes of a classifier. fairseq adds its special symbols to them, too.
+    write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)
     source_language = getattr(task_cfg, "source_lang", None)
     if source_language:
         write_dictionary(folder / f"dict.{source_language}.txt", sizes.get("encoder.embed_tokens", largest_size))

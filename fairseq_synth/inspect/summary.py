@@ -22,20 +22,28 @@ def summarise(results: Results) -> Results:
 def summarise_attention(results: Results) -> Results:
     """Returns those results of one attention that docs/analysis.md shows.
 
-    The histogram of parameters is left out, and the other histograms get half as many intervals. The matrices of mean
-    attention weights, one for each head, are cut to their first rows and columns. Those of a cross-attention are left
-    out.
+    The histograms become smaller (`summarise_histograms`). The mean attention weights, ``pattern``, are cut to their
+    first rows and columns. Those of a cross-attention are left out.
     """
-    summary = {key: value for key, value in results.items() if key != "pattern"}
-    histograms = results.get("histograms", {})
-    short_histograms = {}
-    for kind in ("logits", "weights"):
-        if histograms.get(kind):
-            short_histograms[kind] = halve_intervals(histograms[kind])
-    summary["histograms"] = short_histograms
+    summary = dict(results)
+    summary["histograms"] = summarise_histograms(results.get("histograms", {}))
+    pattern = summary.pop("pattern", [])  # the mean attention weights, a matrix for each head
     is_cross_attention = results["group"] == "decoder.cross"
     if not is_cross_attention:
-        summary["pattern"] = [cut_to_corner(matrix) for matrix in results.get("pattern", [])]
+        summary["pattern"] = [cut_to_corner(matrix) for matrix in pattern]
+    return summary
+
+
+def summarise_histograms(histograms: Results) -> Results:
+    """Returns the histograms of logits and of weights with half as many intervals. That of parameters is left out.
+
+    Args:
+        histograms: {``parameters``, ``logits`` or ``weights``: the histogram of these values}.
+    """
+    summary = {}
+    for kind in ("logits", "weights"):
+        if histograms.get(kind):
+            summary[kind] = halve_intervals(histograms[kind])
     return summary
 
 
