@@ -22,9 +22,9 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
     """Replaces ``EMA._step_internal`` (``original``): moves the average of a tied weight once per update.
 
     With ``--store-ema``, fairseq keeps an exponential moving average of each weight, and calls this method after each
-    update. For each name in the state dict of the new model, it moves the average of that name towards the weight. A
-    tied weight has several names: with ``--share-all-embeddings``, one matrix has three. Its average is then moved
-    three times in one update. The replacement passes only the first name of each average to fairseq.
+    update. For each name in the state dict of the model, it moves the average of that name towards the weight. A tied
+    weight has several names: with ``--share-all-embeddings``, one matrix has three, and its average is moved three
+    times. The replacement passes only the first name of each average to fairseq.
 
     Args:
         original: fairseq's method.
@@ -32,10 +32,7 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         new_model: the model after the update.
         updates: the number of updates.
     """
-    if self.config.ema_fp32:
-        averages = self.fp32_params  # {name: average}
-    else:
-        averages = self.model.state_dict()
+    averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()  # {name: average}
     # With --ema-fp32 and weights of 16 bits, each name of a tied weight has an average of its own, and fairseq has to
     # move each of them. So the names that share an average are looked for, not the names that share a weight.
     repeated_names = find_repeated_names(averages)

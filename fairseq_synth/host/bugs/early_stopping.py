@@ -146,7 +146,7 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
 def find_saved_count(extra_state: dict[str, Any] | None, metric: str) -> PatienceCount | None:
     """Returns the count of ``--patience`` that `save_patience` has saved in a checkpoint; None if there is none.
 
-    A count for another metric does not count, because the scores cannot be compared.
+    A count that was saved for another metric is not returned, because the scores cannot be compared.
 
     Args:
         extra_state: the extra state of the checkpoint, or None if there is no checkpoint.

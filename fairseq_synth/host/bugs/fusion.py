@@ -97,7 +97,7 @@ def fuse_in_interactive(
 
     The commands that translate call this method to build the beam search. With ``--lm-path``, the search should add the
     scores of a language model. fairseq-generate loads this model, and passes it in `extra_gen_cls_kwargs`.
-    fairseq-interactive forgets to do so. Then the replacement loads the model.
+    fairseq-interactive does not load it, so the replacement does.
 
     Args:
         original: fairseq's method.

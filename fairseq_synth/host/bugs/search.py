@@ -63,7 +63,7 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     last_tokens = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1): "a b"
     # True for each n-gram that begins like the new one. If n is 1, there is nothing to compare, and `all` is True.
     begins_like_new_ngram = (beginnings == last_tokens).all(dim=2)  # (hypotheses, n-grams): True, False, False
-    # Two indices of each n-gram that may be repeated. Its last token, "c", must not come next.
+    # Two indices for each of these n-grams, here for "a b c". Its last token must not come next.
     hypothesis, ngram = begins_like_new_ngram.nonzero().unbind(dim=1)
     forbidden_tokens = ngrams[hypothesis, ngram, n - 1]
     lprobs[hypothesis, forbidden_tokens] = -math.inf

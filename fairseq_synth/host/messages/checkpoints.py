@@ -39,7 +39,7 @@ def name_unreadable_checkpoints(original: Callable[..., Any], path: str, *args: 
 def explain_unreadable(error: Exception) -> str:
     """Returns in one line why a checkpoint could not be loaded, and what the user should do.
 
-    An error may be of several of these kinds. The first one explains it:
+    The line is that of the first reason that fits the error:
 
     1. There is not enough memory.
     2. The checkpoint needs a module that is not installed.

@@ -157,7 +157,7 @@ def check_metric_is_measured(metric: str, trainer: Any) -> None:
     is_surely_measured = metric == "loss" or (metric == "bleu" and measures_bleu)
     if is_surely_measured:
         return
-    measured_metrics = measure_one_batch(trainer)  # It takes time, so it comes after the check above.
+    measured_metrics = measure_one_batch(trainer)  # This takes time, so it is done only if the metric is in doubt.
     if metric in measured_metrics:
         return
     can_measure_bleu = hasattr(task_flags, "eval_bleu")  # Tasks of translation have the flag --eval-bleu.
