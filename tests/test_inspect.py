@@ -240,7 +240,7 @@ def test_the_logits_that_a_hook_reads_give_the_weights_that_each_attention_retur
     def keep_call(module, args, kwargs, output):
         calls.append((module, kwargs))
 
-    with hooks.reading(model, readings.append):
+    with hooks.reading_logits(model, readings.append):
         for attention in hooks.attentions(model):
             attention.module.register_forward_hook(keep_call, with_kwargs=True)
         model(**make_batch())

@@ -56,8 +56,8 @@ def translate(loaded: Loaded, batches: list[Batch], beam: int, remove_bpe: str |
     """
     task = loaded.task
     generator = task.build_generator([loaded.model], GenerationConfig(beam=beam))
-    # Symbols that are no words of a translation. As in fairseq-generate, it is the end of the sentence if the generator
-    # does not say which they are.
+    # Symbols that are left out of the text. If the generator does not say which, it is only the end of the sentence, as
+    # in fairseq-generate.
     ignored_symbols = getattr(generator, "symbols_to_strip_from_output", {generator.eos})
     writer = TextWriter(task.target_dictionary, remove_bpe, ignored_symbols)
     translations = []

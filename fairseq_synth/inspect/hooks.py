@@ -20,7 +20,7 @@ VALUES_WITHOUT_FAST_PATH = {
 }
 
 
-class Reading(NamedTuple):
+class AttentionReading(NamedTuple):
     """What one attention has computed for a batch."""
 
     attention: Attention
@@ -83,7 +83,7 @@ def name_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
 
 
 @contextlib.contextmanager
-def reading(model: nn.Module, on_logits: Callable[[Reading], None]) -> Iterator[None]:
+def reading_logits(model: nn.Module, on_logits: Callable[[AttentionReading], None]) -> Iterator[None]:
     """Reads the logits of all attentions in the forward passes that the body makes.
 
     Args:
@@ -99,7 +99,7 @@ def reading(model: nn.Module, on_logits: Callable[[Reading], None]) -> Iterator[
         yield
 
 
-def make_logits_hook(attention: Attention, on_logits: Callable[[Reading], None]) -> Callable[..., None]:
+def make_logits_hook(attention: Attention, on_logits: Callable[[AttentionReading], None]) -> Callable[..., None]:
     """Returns a forward hook, which torch calls after each call of an attention.
 
     The hook computes the logits of the attention again, and hands them on.
@@ -115,7 +115,7 @@ def make_logits_hook(attention: Attention, on_logits: Callable[[Reading], None])
         # fairseq passes a mask to self-attention if row i may not see the columns after i, and for no other reason.
         causal = attention.kind == "self" and arguments.get("attn_mask") is not None
         logits = compute_logits(module, arguments["query"], arguments.get("key"))
-        on_logits(Reading(attention, logits, causal))
+        on_logits(AttentionReading(attention, logits, causal))
 
     return hand_on_logits
 

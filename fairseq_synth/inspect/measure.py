@@ -118,7 +118,7 @@ def interpolate_columns(matrix: Tensor, places: Tensor) -> Tensor:
 
 
 def rank_one_distances(x: Tensor) -> RankDistances:
-    """Returns how far the rows of a matrix x (T, C) are from being alike.
+    """Returns how far a matrix x (T, C) is from a matrix of equal rows, and from a matrix of rank one.
 
     The distance to equal rows is the residual of Dong et al. 2021 (arXiv 2103.03404), relative to the norm of x.
     """

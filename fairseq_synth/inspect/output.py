@@ -66,7 +66,7 @@ def output_folder(out: Path) -> Iterator[OutputFolder]:
         out: a new or empty folder, or a link to an empty folder.
 
     Raises:
-        SynthesizerError: there is something of that name that is no empty folder, or no folder can be made there.
+        SynthesizerError: a file or a folder with files has this name already, or no folder can be made there.
     """
     try:
         output = make_output_folder(out)
@@ -82,7 +82,7 @@ def make_output_folder(out: Path) -> OutputFolder:
     """Makes the folder `out` and a hidden folder beside it for unfinished files, and returns a writer for them.
 
     Raises:
-        SynthesizerError: there is something of that name that is no empty folder.
+        SynthesizerError: a file or a folder with files has this name already.
         OSError: no folder can be made there.
     """
     folder = out.resolve()  # If `out` is a link, the files are written where it points, and the link stays.

@@ -11,7 +11,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]  # comes with fairseq
 
 from .attentions import Attention
 from .checkpoints import Batch, Loaded, stack_tokens
-from .hooks import Reading, reading
+from .hooks import AttentionReading, reading_logits
 
 
 class SentenceReading(NamedTuple):
@@ -45,21 +45,19 @@ def read_sentences(model: nn.Module, batch: Batch, pad: int, on_sentence: Callab
         on_sentence: the function. It is called for each sentence of each attention: first for all sentences of one
             attention, then for those of the next.
     """
-    readings: list[Reading] = []
-    with reading(model, readings.append):
+    all_attentions: list[AttentionReading] = []  # what each attention has computed for the whole batch
+    with reading_logits(model, on_logits=all_attentions.append):
         model(**batch["net_input"])
-    for batch_reading in readings:
-        attention = batch_reading.attention
+    for attention, logits, causal in all_attentions:
         # A row of logits is for a token of the attention's own stack. The columns are for the tokens that it looks at:
         # cross-attention looks at those of the encoder.
         row_stack = attention.stack
         column_stack = "encoder" if attention.kind == "cross" else attention.stack
-        num_rows_of_sentences = count_tokens(batch, row_stack, pad)
-        num_columns_of_sentences = count_tokens(batch, column_stack, pad)
-        for batch_row, num_rows in enumerate(num_rows_of_sentences):
-            num_columns = num_columns_of_sentences[batch_row]
-            logits = batch_reading.logits[batch_row, :, :num_rows, :num_columns]  # without padding
-            on_sentence(SentenceReading(attention, batch_row, logits, batch_reading.causal))
+        row_counts = count_tokens(batch, row_stack, pad)
+        column_counts = count_tokens(batch, column_stack, pad)
+        for batch_row, (num_rows, num_columns) in enumerate(zip(row_counts, column_counts)):
+            logits_of_sentence = logits[batch_row, :, :num_rows, :num_columns]  # (H, T, S), without padding
+            on_sentence(SentenceReading(attention, batch_row, logits_of_sentence, causal))
 
 
 def count_tokens(batch: Batch, stack: str, pad: int) -> list[int]:
@@ -90,14 +88,15 @@ def loss(loaded: Loaded, batches: Sequence[Batch]) -> float:
         batches: the data.
     """
     criterion = build_criterion(loaded)
-    total = 0.0
+    sum_of_losses = 0.0
     num_targets = 0
     for batch in batches:
+        # The loss is a sum over the targets of the batch.
         training_loss, sample_size, log = criterion(loaded.model, batch)
         # A criterion that smooths the labels also logs the loss without smoothing, as "nll_loss".
-        total += float(log.get("nll_loss", training_loss))
+        sum_of_losses += float(log.get("nll_loss", training_loss))
         num_targets += count_targets(sample_size, log)
-    loss_in_nats = total / num_targets
+    loss_in_nats = sum_of_losses / num_targets
     return loss_in_nats / math.log(2)
 
 

@@ -71,9 +71,10 @@ class Constants(NamedTuple):
 def continue_rows(by_position: Tensor, by_distance: Tensor) -> Tensor:
     """Returns T rows of logits with more than T columns: first those by position, then those by distance.
 
-    A softmax does not change if a constant is added to its whole row. So a row of logits by distance may lie higher or
-    lower than the same row by position. It is first shifted so that its first T columns have the mean of those by
-    position. For example, the row [1, 3] by position and the row [0, 2, 5] by distance become [1, 3, 6].
+    A softmax does not change if a constant is added to its whole row. So the logits of a row by position and by
+    distance can be compared only up to a constant. A constant is added to the row by distance, so that its first T
+    columns have the same mean as the row by position. For example, the row [1, 3] by position has the mean 2. The row
+    [0, 2, 5] by distance becomes [1, 3, 6], whose first two columns have this mean. The result is [1, 3, 6].
 
     Args:
         by_position: (H, T, T).

@@ -79,11 +79,11 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
     result = {}
     for attention in attentions(model):
         longest_sentence = getattr(stacks[attention.stack], "max_length", None)  # None: sentences of any length
-        length = min(positions, int(longest_sentence)) if longest_sentence else positions
+        length = positions if longest_sentence is None else min(positions, longest_sentence)
         logits = attention.logits_without_input(length)
         if logits is not None:
-            # In a decoder, no token sees later ones.
-            result[attention.name] = sentence_weights(logits, causal=attention.stack == "decoder")
+            is_in_decoder = attention.stack == "decoder"  # where no token sees later ones
+            result[attention.name] = sentence_weights(logits, causal=is_in_decoder)
     return result
 
 
@@ -91,7 +91,7 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
 
 
 class ValueSampler:
-    """Draws logits and weights at random for histograms, alike from all columns that a row may see."""
+    """Chooses logits and weights at random for histograms. Only cells are chosen whose column the row may see."""
 
     def __init__(self) -> None:
         """Starts without a value. The random numbers are the same every time."""
@@ -99,7 +99,7 @@ class ValueSampler:
         self.values: dict[str, dict[str, list[Tensor]]] = {"logits": {}, "weights": {}}
 
     def add(self, reading: SentenceReading, weights: Tensor) -> None:
-        """Draws logits of one attention for one sentence, and the weights at the same places.
+        """Chooses logits of one attention for one sentence at random, and the weights at the same places.
 
         Args:
             reading: the attention, and its logits (H, T, S) for the sentence.
@@ -110,14 +110,15 @@ class ValueSampler:
             visible = visible.tril()
         visible_logits = reading.logits[visible]  # (N,), of all heads
         visible_weights = weights[visible]  # (N,), in the same order
-        # The first of the numbers 0 to N - 1 in random order, so that no value is drawn twice.
-        drawn = torch.randperm(len(visible_logits), generator=self.generator)[:HISTOGRAM_VALUES]
+        # The places 0 to N - 1 are put into random order, so that no place is chosen twice.
+        places = torch.randperm(len(visible_logits), generator=self.generator)
+        chosen_places = places[:HISTOGRAM_VALUES]
         name = reading.attention.name
-        self.values["logits"].setdefault(name, []).append(visible_logits[drawn])
-        self.values["weights"].setdefault(name, []).append(visible_weights[drawn])
+        self.values["logits"].setdefault(name, []).append(visible_logits[chosen_places])
+        self.values["weights"].setdefault(name, []).append(visible_weights[chosen_places])
 
     def samples(self) -> Samples:
-        """Returns all values that were drawn: {``logits`` or ``weights``: {attention: values}}."""
+        """Returns all values that were chosen: {``logits`` or ``weights``: {attention: values}}."""
         result: Samples = {}
         for kind, values_by_attention in self.values.items():
             result[kind] = {name: torch.cat(values) for name, values in values_by_attention.items()}
@@ -125,7 +126,7 @@ class ValueSampler:
 
 
 def sample_values(model: nn.Module, batches: list[Batch], pad: int, title: str) -> Samples:
-    """Runs a model on the data and draws values of its logits and weights for histograms.
+    """Runs a model on the data, and chooses some of its logits and weights at random for histograms.
 
     Args:
         model: the model, in eval mode.
@@ -138,12 +139,13 @@ def sample_values(model: nn.Module, batches: list[Batch], pad: int, title: str) 
     """
     sampler = ValueSampler()
 
-    def draw_values(reading: SentenceReading) -> None:
-        """Draws values of one attention for one sentence."""
-        sampler.add(reading, sentence_weights(reading.logits, reading.causal))
+    def add_to_sampler(reading: SentenceReading) -> None:
+        """Is called with what one attention has computed for one sentence."""
+        weights = sentence_weights(reading.logits, reading.causal)
+        sampler.add(reading, weights)
 
     for batch in progress(batches, title):
-        read_sentences(model, batch, pad, draw_values)
+        read_sentences(model, batch, pad, on_sentence=add_to_sampler)
     return sampler.samples()
 
 
@@ -213,16 +215,16 @@ def measure_heads(inspection: Inspection, pad: int) -> Samples:
     sampler = ValueSampler()
 
     def add_to_metrics_and_sampler(reading: SentenceReading) -> None:
-        """Adds one attention for one sentence to the metrics and to the values for histograms."""
+        """Is called with what one attention has computed for one sentence."""
         weights = sentence_weights(reading.logits, reading.causal)
         sampler.add(reading, weights)
         metrics.add_sentence(reading, weights)
 
     for batch in progress(inspection.batches, "trained attention"):
-        read_sentences(model, batch, pad, add_to_metrics_and_sampler)
+        read_sentences(model, batch, pad, on_sentence=add_to_metrics_and_sampler)
     # The dependence on words compares each sentence with the mean over all sentences, which is known only now.
     for batch in progress(inspection.batches, "words or positions"):
-        read_sentences(model, batch, pad, metrics.add_word_dependence)
+        read_sentences(model, batch, pad, on_sentence=metrics.add_word_dependence)
     add_head_results(inspection, metrics)
     return sampler.samples()
 
@@ -275,7 +277,7 @@ def read_single_sentences(inspection: Inspection, pad: int) -> list[Results]:
     for batch in inspection.batches:
         for batch_row, number in enumerate(batch["id"].tolist()):
             is_long = count_longer_side(batch, batch_row, pad) > LONGEST_SHOWN
-            candidates.append(SentenceInBatch(is_long, number, batch, batch_row))
+            candidates.append(SentenceInBatch(is_long=is_long, number=number, batch=batch, batch_row=batch_row))
     # False comes before True, so the sentences that fit a picture come first, in the order of the data.
     candidates.sort(key=lambda sentence: (sentence.is_long, sentence.number))
     return [read_single_sentence(inspection.loaded, sentence, pad) for sentence in candidates[:SHOWN_SENTENCES]]

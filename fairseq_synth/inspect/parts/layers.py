@@ -101,7 +101,7 @@ def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) 
 
 @torch.no_grad()
 def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) -> list[LayerDistances]:
-    """Runs a model on a batch, and returns how alike the tokens of each sentence are after each layer.
+    """Runs a model on a batch, and returns how far the tokens of each sentence are from being alike after each layer.
 
     Sentences of a single token, which is always like itself, are left out.
 
@@ -110,8 +110,11 @@ def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) 
         batch: its sentences are padded on the right.
         pad: the index of padding.
         branches: the branches of the layers that are in use.
+
+    Returns:
+        the distances of all sentences after the first layer, then those after the second layer, and so on.
     """
-    outputs: list[LayerOutput] = []
+    outputs: list[LayerOutput] = []  # Each layer appends its output as soon as it has computed it.
     with layer_outputs(model, outputs.append, keep_skip=branches.skip, keep_feed_forward=branches.feed_forward):
         model(**batch["net_input"])
     measured = []
@@ -126,7 +129,9 @@ def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) 
 
 
 def average_by_layer(measured: list[LayerDistances]) -> dict[str, list[float]]:
-    """Returns {``equal_rows`` and ``rank_one``: the mean over the sentences for each layer, from the first}.
+    """Returns the mean distances over the sentences, such as ``{"equal_rows": [0.9, 0.8], "rank_one": [0.7, 0.6]}``.
+
+    Each list has a distance for each layer, from the first.
 
     Args:
         measured: the distances of all sentences after the layers of one stack, encoder or decoder.
@@ -135,7 +140,7 @@ def average_by_layer(measured: list[LayerDistances]) -> dict[str, list[float]]:
     equal_rows = []
     rank_one = []
     for layer in range(num_layers):
-        distances_of_sentences = [item.distances for item in measured if item.layer == layer]
-        equal_rows.append(statistics.fmean(distances.equal_rows for distances in distances_of_sentences))
-        rank_one.append(statistics.fmean(distances.rank_one for distances in distances_of_sentences))
+        sentences = [item.distances for item in measured if item.layer == layer]
+        equal_rows.append(statistics.fmean(sentence.equal_rows for sentence in sentences))
+        rank_one.append(statistics.fmean(sentence.rank_one for sentence in sentences))
     return {"equal_rows": equal_rows, "rank_one": rank_one}

@@ -38,10 +38,11 @@ def alpha(models: Sequence[Model]) -> Picture:
         label = f"{model.name}\nweight α" if len(models) > 1 else "weight α"
         for row in split_into_rows(alpha_panels(model), ALPHA_COLUMNS):
             rows.append(label_row(row, label))
+    height = ALPHA_MARGINS.picture_height(len(rows) * ALPHA_PANEL_HEIGHT, num_rows=len(rows))
     return Picture(
         name="alpha",
         panels=flatten_rows(rows),
-        size=(WIDTH, ALPHA_MARGINS.picture_height(len(rows) * ALPHA_PANEL_HEIGHT, num_rows=len(rows))),
+        size=(WIDTH, height),
         columns=max(len(row) for row in rows),
         share_y=True,
         margins=ALPHA_MARGINS,
@@ -157,10 +158,11 @@ def rank(models: Sequence[Model]) -> Picture:
     rows = title_columns(rows, names_of_branches)
     rows = label_below(rows, "layer")
     rows = label_rows(rows, [f"{stack}: distance\nfrom equal rows" for stack in stacks])
+    height = RANK_MARGINS.picture_height(len(rows) * RANK_PANEL_HEIGHT, num_rows=len(rows))
     return Picture(
         name="rank",
         panels=flatten_rows(rows),
-        size=(WIDTH, RANK_MARGINS.picture_height(len(rows) * RANK_PANEL_HEIGHT, num_rows=len(rows))),
+        size=(WIDTH, height),
         columns=len(names_of_branches),
         share_y="row",
         margins=RANK_MARGINS,

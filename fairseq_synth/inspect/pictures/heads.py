@@ -116,11 +116,12 @@ def heads_of_one(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> 
         rows.append(label_row(row, "\n".join(lines_of_label)))
     rows = label_below(rows, "head")
     # All panels are as high as the one with the most layers.
-    panel_heights = len(rows) * LAYER_HEIGHT * count_most_layers(model, names_by_metric)
+    height_of_all_panels = len(rows) * LAYER_HEIGHT * count_most_layers(model, names_by_metric)
+    height = ONE_MODEL_MARGINS.picture_height(height_of_all_panels, num_rows=len(rows))
     return Picture(
         name="heads",
         panels=flatten_rows(rows),
-        size=(WIDTH, ONE_MODEL_MARGINS.picture_height(panel_heights, num_rows=len(rows))),
+        size=(WIDTH, height),
         columns=len(titles),
         margins=ONE_MODEL_MARGINS,
     )
@@ -230,10 +231,11 @@ def heads_of_several(models: Sequence[Model], names_by_metric: Mapping[str, Sequ
     rows = label_below(rows, "head")
     most_attentions = max(len(names) for names in names_by_metric.values())
     panel_height = max(SMALLEST_PANEL_HEIGHT, ATTENTION_HEIGHT * most_attentions)
+    height = SEVERAL_MODELS_MARGINS.picture_height(len(rows) * panel_height, num_rows=len(rows))
     return Picture(
         name="heads",
         panels=flatten_rows(rows),
-        size=(WIDTH, SEVERAL_MODELS_MARGINS.picture_height(len(rows) * panel_height, num_rows=len(rows))),
+        size=(WIDTH, height),
         columns=len(names_by_metric),
         margins=SEVERAL_MODELS_MARGINS,
     )
@@ -281,8 +283,9 @@ def model_panel(model: Model, metric: str, names: Sequence[str], value_range: Va
     """
     matrix = [model.attentions[name][metric] for name in names]
     most_heads = max(len(row) for row in matrix)
-    draw_names = tick_names("y", names) if has_names else without_ticks("y")
-    return Panel(calls=[draw_cells(matrix, value_range), draw_names], settings={"xticks": list(range(most_heads))})
+    names_or_nothing = tick_names("y", names) if has_names else without_ticks("y")
+    calls = [draw_cells(matrix, value_range), names_or_nothing]
+    return Panel(calls, settings={"xticks": list(range(most_heads))})
 
 
 def metric_title(metric: str, value_range: ValueRange) -> Call:

@@ -47,10 +47,11 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
         rows += group_rows(models, group_names, kind)
     rows = add_to_first_panel(rows, legend_on_the_left())
     row_heights = [SPACER_HEIGHT if row == SPACER else PANEL_HEIGHT for row in rows]
+    height = MARGINS.picture_height(sum(row_heights), num_rows=len(rows))
     return Picture(
         name=kind,
         panels=flatten_rows(rows),
-        size=(WIDTH, MARGINS.picture_height(sum(row_heights), num_rows=len(rows))),
+        size=(WIDTH, height),
         columns=max(len(row) for row in rows),
         below=explain_axes(kind),
         margins=MARGINS,
