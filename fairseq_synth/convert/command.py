@@ -175,8 +175,7 @@ def choose_cheap_heads(
     loss_if_alone = losses_with_single_heads_replaced(loaded, sample, logits, heads)
     largest_allowed_loss = loss_before + allowed_increase
     chosen_heads = []
-    # `replace_cheapest_heads_first` replaces one head after the other, and yields each with the loss if it and all before it are
-    # replaced.
+    # One head after the other is replaced. Each comes with the loss if it and all heads before it are replaced.
     for head, loss_so_far in replace_cheapest_heads_first(loaded, sample, logits, loss_if_alone):
         if loss_so_far > largest_allowed_loss:
             break
