@@ -44,16 +44,15 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     The first row is at position `Inputs.start`, and the first column at position 0. Positions beyond l begin again at
     0; see `take_positions`.
     """
-    _, length, width = parameter.size()
+    _, num_rows, num_columns = parameter.size()
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
-    ends_within_length = start + tgt_len <= length
-    is_part_of_both_dimensions = tgt_len < length and src_len < width
-    if ends_within_length and is_part_of_both_dimensions:
+    ends_within_parameter = start + tgt_len <= num_rows
+    cuts_rows_and_columns = tgt_len < num_rows and src_len < num_columns
+    if ends_within_parameter and cuts_rows_and_columns:
+        # One view takes the place of two slices. `take_positions` would slice rows and columns one after the other.
         return view_window(parameter, start, tgt_len, src_len)
-    # Here at least one dimension is taken as a whole, which makes no view, or some positions are beyond l, for which
-    # `take_positions` makes a copy.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)
     return take_positions(rows, dim=2, start=0, count=src_len)[None]
 
@@ -61,11 +60,18 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
 def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Tensor:
     """Returns ``parameter[None, :, start : start + tgt_len, :src_len]`` as a single view of the parameter (H, l, l).
 
-    Slicing would make two views, one for rows and one for columns, and the backward pass of each would make a tensor as
-    large as the whole parameter.
+    Indexing would make two views, one for rows and one for columns, and the backward pass of each would make a tensor
+    as large as the whole parameter.
+
+    Args:
+        parameter: A value for each head and each pair of positions below l, the maximum length of a sentence.
+        start: The first row.
+        tgt_len: The number of rows.
+        src_len: The number of columns, which begin at 0.
     """
     # A stride is the number of elements in memory from one head, row or column to the next. The view has the strides of
-    # the parameter, and begins at its row `start`.
+    # the parameter, and begins at its row `start`. The stride of the new first dimension does not matter, because this
+    # dimension has the size 1.
     head_stride, row_stride, column_stride = parameter.stride()
     return parameter.as_strided(
         size=[1, parameter.size(0), tgt_len, src_len],
@@ -77,34 +83,37 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
 def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     """Returns the values of a parameter for all distances that occur between the rows and columns of a call.
 
-    The distance from row i to column j is ``j - i``. The result begins with the distance from the last row to the first
-    column, and ends with the distance from the first row to the last column.
+    The distance from row i to column j is ``j - i``. The smallest distance is that from the last row to column 0, and
+    the largest distance is that from the first row to the last column.
 
-    The parameter is cut where it has more distances than occur, and its first and last value are repeated where it has
-    fewer. For example, a parameter with the values a b c d e has them for the distances -2 to 2. A call with a single
-    row at position 3 and five columns has the distances -3 to 1, so it gets a a b c d.
+    If the parameter has no value for a distance, the nearest distance gives its value. For example, a parameter with
+    the values a b c d e has them for the distances -2 to 2. A call with a single row at position 3 and five columns has
+    the distances -3 to 1, so it gets a a b c d.
 
     Args:
-        parameter: (H, 2 m + 1), a value for each distance from -m to m. Distances below -m have the value of -m, and
-            distances above m have the value of m.
+        parameter: (H, 2 m + 1), a value for each distance from -m to m.
         inputs: The call.
 
     Returns:
-        (1, H, 1, T + S - 1)
+        (1, H, 1, T + S - 1), from the smallest distance to the largest
     """
-    max_distance = (parameter.size(1) - 1) // 2  # m, which is also the index of distance 0 in the parameter
-    last_row = inputs.start + inputs.x.size(0) - 1
+    max_distance = (parameter.size(1) - 1) // 2  # m
+    first_row = inputs.start
+    last_row = first_row + inputs.x.size(0) - 1
     last_column = inputs.src_len - 1
-    # How far the call looks back, from its last row to column 0, and ahead, from its first row to its last column.
-    steps_back = last_row
-    steps_ahead = last_column - inputs.start
-    # How many of these steps the parameter covers. The slice has their values, around the value of distance 0.
-    covered_back = min(steps_back, max_distance)
-    covered_ahead = min(steps_ahead, max_distance)
-    values = parameter.narrow(dim=1, start=max_distance - covered_back, length=covered_back + 1 + covered_ahead)
-    if covered_back < steps_back or covered_ahead < steps_ahead:
-        repeated_first = parameter[:, :1].expand(-1, steps_back - covered_back)
-        repeated_last = parameter[:, -1:].expand(-1, steps_ahead - covered_ahead)
+    smallest_distance = -last_row
+    largest_distance = last_column - first_row
+    # The slice of the parameter that the call needs. Its distance d has the index ``d + m``.
+    first_covered = max(smallest_distance, -max_distance)
+    last_covered = min(largest_distance, max_distance)
+    num_covered = last_covered - first_covered + 1
+    values = parameter.narrow(dim=1, start=first_covered + max_distance, length=num_covered)
+    # The distances of the call for which the parameter has no value.
+    num_before = first_covered - smallest_distance
+    num_behind = largest_distance - last_covered
+    if num_before > 0 or num_behind > 0:
+        repeated_first = parameter[:, :1].expand(-1, num_before)
+        repeated_last = parameter[:, -1:].expand(-1, num_behind)
         values = torch.cat([repeated_first, values, repeated_last], dim=1)
     return values[None, :, None]
 
