@@ -69,7 +69,7 @@ def future_mask(length: int, like: Tensor) -> Tensor:
 
 
 def masked_softmax(
-    scores: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, zero_unseeing_rows: bool = True
+    scores: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, zero_rows_without_keys: bool = True
 ) -> Tensor:
     """Returns the softmax of the logits over the keys that are not hidden, (B or 1, H, T, S).
 
@@ -79,21 +79,21 @@ def masked_softmax(
         scores: The logits, (B or 1, H, T or 1, S).
         key_padding_mask: (B, S), true for hidden keys.
         attn_mask: (T, S), boolean with true for hidden keys, or floating point to add; or the `causal_mask`.
-        zero_unseeing_rows: Whether a row all of whose keys are hidden has the weights 0 and the gradient 0. Otherwise
-            the weights of such a row are finite numbers without a meaning. This saves a pass over the weights and one
-            over their gradient.
+        zero_rows_without_keys: Whether a row all of whose keys are hidden has the weights 0 and the gradient 0.
+            Otherwise the weights of such a row are finite numbers without a meaning. This saves a pass over the weights
+            and one over their gradient.
     """
-    # The name `scores` is used again in each step, so that the logits of the step before take no memory any longer.
+    # Each step replaces `scores`, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
         scores = add_mask(scores, attn_mask)
     hidden = hidden_keys(key_padding_mask, attn_mask)
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # This is the lowest finite number. With minus infinity, a row all of whose keys are hidden would become NaN.
+    # Hidden keys get the lowest finite number. With minus infinity, a row without visible keys would become NaN.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
-    if zero_unseeing_rows:
-        # In all other rows, the weights of hidden keys are 0 already.
+    if zero_rows_without_keys:
+        # This changes only rows without visible keys. In all other rows, hidden keys have the weight 0 already.
         return weights.masked_fill(hidden, 0.0)
     return weights
 
@@ -101,17 +101,17 @@ def masked_softmax(
 def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
     """Returns the logits after adding the numbers of a mask.
 
-    Logits to which a mask of numbers is added are in fp32 at least. Otherwise they keep their type.
+    * The `causal_mask` adds minus infinity to the logits of later columns. The logits keep their type.
+    * A boolean mask adds nothing. Its keys are in the result of `hidden_keys`.
+    * A mask of numbers is added in fp32 at least.
 
     Args:
-        scores: The logits, (B or 1, H, T or 1, S).
-        attn_mask: As in `masked_softmax`. A boolean mask has no numbers, so nothing is added.
+        scores: The logits, (B or 1, H, T or 1, S). There is a single row if all rows are the same.
+        attn_mask: Any of these masks. The causal mask is for as many rows as columns.
     """
     if is_causal(attn_mask):
-        # The mask is for as many rows as columns. The number of columns is read, because `scores` has a single row if
-        # all rows are the same.
-        length = scores.size(3)
-        return scores + future_mask(length, scores)
+        num_columns = scores.size(3)
+        return scores + future_mask(num_columns, like=scores)
     is_boolean = attn_mask.dtype == torch.bool
     if is_boolean:
         return scores
@@ -167,8 +167,10 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
     """Returns the column to which each token moves so that all padding is after its sentence, (B, T).
 
     Tokens keep their order, and so does padding. For example, a sentence with padding in the columns 0 and 3 has the
-    mask [1, 0, 0, 1] and gets the columns [2, 0, 1, 3]. On a CPU, the result is None if nothing has to move. On a GPU
-    this is not checked, because the CPU would have to wait for the answer.
+    mask [1, 0, 0, 1] and gets the columns [2, 0, 1, 3].
+
+    The result is None if nothing has to move. This is only checked on a CPU. On a GPU, the CPU would have to wait for
+    the answer, so the columns are always computed there.
 
     Args:
         padding_mask: (B, T), true at padding, which may be anywhere.
@@ -177,8 +179,11 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
         return None
     is_token = (~padding_mask).long()
     is_padding = 1 - is_token
-    # The cumulative sum is 1 at the first token, 2 at the second, and so on. So the first token gets column 0, and the
-    # first padding gets the column after the last token.
+    # The cumulative sums count the tokens, and the padding, up to and including each column. Tokens move to the columns
+    # 0, 1, 2, and so on. Padding moves to the columns behind the last token. In the example:
+    #     mask                  1  0  0  1
+    #     columns_of_tokens        0  1
+    #     columns_of_padding    2        3
     num_tokens = is_token.sum(dim=1, keepdim=True)
     columns_of_tokens = is_token.cumsum(dim=1) - 1
     columns_of_padding = num_tokens + is_padding.cumsum(dim=1) - 1

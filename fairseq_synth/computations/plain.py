@@ -20,12 +20,12 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    With an `attn_mask` other than the `causal_mask`, a row all of whose keys are hidden has the result 0. Otherwise
-    only a sentence that consists of padding alone has such rows, and they have any finite values.
+    A mask may hide all keys from a row. The row then has the result 0, if there is an `attn_mask` other than the
+    `causal_mask`. Otherwise this happens only in a sentence of padding, whose results are finite but have no meaning.
     """
     bsz, num_heads, length, _ = value.size()
     # Setting rows to 0 takes a pass over all weights, so it is done only for masks that need it. The `causal_mask`
-    # leaves every row a key. A sentence of padding has rows without a key, but nobody reads their results.
+    # leaves every row a key. Nobody reads the results of a sentence of padding.
     may_hide_all_keys = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(
         logits,
@@ -34,7 +34,7 @@ def compute(
         src_len=length,
         key_padding_mask=key_padding_mask,
         attn_mask=attn_mask,
-        zero_unseeing_rows=may_hide_all_keys,
+        zero_rows_without_keys=may_hide_all_keys,
     )
     weights = drop(weights.to(value.dtype), dropout, bsz)
     return join_heads(weighted_sum(weights, value))
@@ -56,7 +56,7 @@ def attention_weights(
     src_len: int,
     key_padding_mask: Tensor | None,
     attn_mask: Tensor | None,
-    zero_unseeing_rows: bool = True,
+    zero_rows_without_keys: bool = True,
     bsz: int | None = None,
 ) -> Tensor:
     """Returns the attention weights ``softmax(S + masks)``, (B or 1, H, T, S).
@@ -68,7 +68,7 @@ def attention_weights(
         src_len: S, the number of columns.
         key_padding_mask: (B, S), true at padding, or None.
         attn_mask: A mask as in `masks.masked_softmax`, or None.
-        zero_unseeing_rows: Whether a row that may see no key has the weights 0; see `masks.masked_softmax`.
+        zero_rows_without_keys: Whether a row that may see no key has the weights 0; see `masks.masked_softmax`.
         bsz: B, to get weights of each sentence. If it is None and all sentences have the same logits, the weights are
             computed once, (1, H, T, S).
     """
@@ -76,13 +76,13 @@ def attention_weights(
     if bsz is None:
         bsz = scores.size(0)
     scores = scores.expand(bsz, num_heads, tgt_len, -1)
-    return masked_softmax(scores, key_padding_mask, attn_mask, zero_unseeing_rows)
+    return masked_softmax(scores, key_padding_mask, attn_mask, zero_rows_without_keys)
 
 
 def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:
     """Returns attention weights after dropout, (B, H, T, S). With a probability of 0, they are returned as they are.
 
-    Other weights are dropped in each sentence, even if all sentences share the weights.
+    Each sentence drops weights of its own, even if all sentences share the weights.
 
     Args:
         weights: (B, H, T, S), or (1, H, T, S) if all sentences share them.
@@ -91,7 +91,7 @@ def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:
     """
     if dropout == 0:
         return weights
-    return F.dropout(weights.expand(bsz, -1, -1, -1), dropout)
+    return F.dropout(weights.expand(bsz, -1, -1, -1), p=dropout, training=True)
 
 
 def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
