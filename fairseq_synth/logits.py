@@ -83,6 +83,10 @@ class NormalForm(NamedTuple):
     right: Tensor | None = None  # (B, H, T, b)
     bias: Tensor | None = None  # (B, H, T, S)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns {name of the field: its tensor}, for the fields that are not None."""
+        return {field: tensor for field, tensor in self._asdict().items() if tensor is not None}
+
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor, (B or 1, H or 1, T or 1, S).
 
@@ -158,60 +162,54 @@ class Logits:
           decoding step, which has a single row, the first one stays, and all others are added to the bias. Joining
           would copy the keys of all tokens so far.
 
-        A bias that is a sum, or that is to be added to products, is in fp32 at least.
+        If the logits have several terms, the bias is in fp32 at least, because all terms are added to it in the end.
 
         Args:
             src_len: S, the number of columns.
         """
-        bias = self._sum_of_biases(src_len)
+        is_sum = len(self.terms()) > 1
+        bias = self._sum_of_biases(src_len, in_fp32=is_sum)
 
-        left = None
-        right = None
-        for outer in self.outers:
-            factors = outer_factors(outer, src_len)
-            if left is None:
-                left = factors.left
-                right = factors.right
-            else:
-                bias = add(bias, outer_product(factors.left, factors.right, src_len))
+        outers = [outer_factors(term, src_len) for term in self.outers]
+        for outer in outers[1:]:
+            bias = add(bias, outer_product(outer.left, outer.right, src_len))
 
-        # The queries and keys of the inner products that are joined.
-        queries: list[Tensor] = []
-        keys: list[Tensor] = []
-        for product in self.products:
-            query, key = weight_smaller_factor(product.query, product.key, product.scale, product.weight)
-            is_decoding_step = query.size(2) == 1
-            if is_decoding_step and queries:
-                # `add` does not convert the first summand of a sum. So this one is converted here, because the first
-                # product is added to the bias later.
-                bias = add(bias, at_least_fp32(inner_product(query, key)))
-            else:
-                queries.append(query)
-                keys.append(key)
-        joined_query = join_features(queries) if queries else None
-        joined_key = join_features(keys) if keys else None
+        products = [apply_scale_and_weight(term.query, term.key, term.scale, term.weight) for term in self.products]
+        is_decoding_step = any(product.left.size(2) == 1 for product in products)
+        num_joined = 1 if is_decoding_step else len(products)
+        for product in products[num_joined:]:
+            # `add` does not convert the first summand of a sum, which this may be.
+            bias = add(bias, at_least_fp32(inner_product(product.left, product.right)))
 
-        return NormalForm(query=joined_query, key=joined_key, left=left, right=right, bias=bias)
+        normal = NormalForm(bias=bias)
+        if outers:
+            first_outer = outers[0]
+            normal = normal._replace(left=first_outer.left, right=first_outer.right)
+        if products:
+            query = join_features([product.left for product in products[:num_joined]])
+            key = join_features([product.right for product in products[:num_joined]])
+            normal = normal._replace(query=query, key=key)
+        return normal
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
         return self.normal_form(src_len).total(src_len)
 
-    def _sum_of_biases(self, src_len: int) -> Tensor | None:
+    def _sum_of_biases(self, src_len: int, in_fp32: bool) -> Tensor | None:
         """Returns the sum of all biases and diagonals, (B or 1, H or 1, T or 1, S), or None if there are none.
 
-        If the logits consist of a single term, the result has its type. Otherwise it is in fp32 at least.
+        Args:
+            src_len: S, the number of columns.
+            in_fp32: Whether the sum is in fp32 at least. Otherwise a single term keeps its type.
         """
-        # Products count as terms here, too: they are added to this sum later.
-        num_terms = len(self.products) + len(self.outers) + len(self.biases) + len(self.diagonals)
-        needs_fp32 = num_terms > 1
         total = None
-        for bias in self.biases:
-            matrix = at_least_fp32(bias.bias) if needs_fp32 else bias.bias
-            total = add(total, multiply(matrix, bias.weight))
-        for diagonals in self.diagonals:
-            values = at_least_fp32(diagonals.values) if needs_fp32 else diagonals.values
-            total = add(total, toeplitz(multiply(values, diagonals.weight), src_len))
+        for bias_term in self.biases:
+            bias = at_least_fp32(bias_term.bias) if in_fp32 else bias_term.bias
+            total = add(total, multiply(bias, bias_term.weight))
+        for diagonals_term in self.diagonals:
+            values = at_least_fp32(diagonals_term.values) if in_fp32 else diagonals_term.values
+            weighted_values = multiply(values, diagonals_term.weight)
+            total = add(total, toeplitz(weighted_values, src_len))
         return total
 
 
@@ -229,8 +227,8 @@ def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
         products: A sum of products, in memory of its own, (B or 1, H or 1, T, S).
         bias: (B or 1, H or 1, T or 1, S).
     """
-    # The number of sentences, heads or rows is 1 in `products` if they share the products. If the bias has several of
-    # them, the sum has several, too, and does not fit into the memory of `products`.
+    # The sum does not fit if, for example, all sentences share the products and each sentence has a bias of its own.
+    # The first three dimensions are sentences, heads and rows; the number of columns is always the same.
     sum_fits_into_products = all(bias.size(dim) <= products.size(dim) for dim in range(3))
     if sum_fits_into_products:
         return at_least_fp32(products).add_(bias)
@@ -251,43 +249,43 @@ class Factors(NamedTuple):
     right: Tensor
 
 
-def weight_smaller_factor(left: Tensor, right: Tensor, scale: float, weight: Tensor | None) -> Factors:
-    """Returns the factors of a product after one of them is multiplied by `scale` and `weight`.
+def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Tensor | None) -> Factors:
+    """Returns the factors of a product, one of which has been multiplied by `scale` and `weight`.
 
-    This is the factor with fewer elements, because that is less work. Without a weight it is always the left factor,
-    which is the query of an inner product, and has no more rows than the keys. In decoding it has a single row.
+    * Without a weight, this is the left factor. It is the query of an inner product, which has no more rows than the
+      key, and a single row in a decoding step.
+    * With a weight, it is the factor with fewer elements, because that is less work.
 
     Args:
         left, right: The factors, (B, H, T or S, r) each.
         scale: A number.
         weight: A weight for each head, (1, H, 1, 1), or None.
     """
-    # Where the scale is 1, this function saves the multiplication.
+    has_scale = scale != 1.0  # The multiplication by 1 is saved.
     if weight is None:
-        if scale == 1.0:
-            return Factors(left, right)
-        return Factors(left * scale, right)
-    scaled_weight = weight if scale == 1.0 else weight * scale
+        return Factors(left * scale, right) if has_scale else Factors(left, right)
+    scaled_weight = weight * scale if has_scale else weight
     if right.numel() < left.numel():
         return Factors(left, multiply(right, scaled_weight))
     return Factors(multiply(left, scaled_weight), right)
 
 
 def outer_factors(outer: Outer, src_len: int) -> Factors:
-    """Returns the left and right factor of an outer product, as far as `src_len` columns need them.
+    """Returns the left and right factor of an outer product, only with the features that `src_len` columns need.
 
-    Column j of a row is ``left[j // b] * right[j % b]``, where b is the number of right features. If the left factor
-    has too few features for this, it begins again with its first feature. For example, with 2 left features and
-    ``b = 4``, the factors of 10 columns have the left features 0, 1, 0 and all 4 right features. The last left feature
-    is for the columns 8 and 9. The weight of the outer product is multiplied into one of the factors.
+    Column j is ``left[j // b] * right[j % b]``, where b is the number of right features. For example, with b = 4, the
+    columns 0 to 3 have left feature 0, the columns 4 to 7 have left feature 1, and the columns 8 and 9 have left
+    feature 2. So 10 columns need 3 left features and all 4 right features. If the outer product has only 2 left
+    features, feature 0 is repeated in place of feature 2.
     """
     left_size = outer.left_size
     right_size = outer.factors.size(3) - left_size  # b
     left, right = outer.factors.split([left_size, right_size], dim=3)
+    # `take_positions` repeats the features of the left factor from the first one on, if there are not enough.
     num_left_features = count_left_features(src_len, right_size)
     left = take_positions(left, dim=3, start=0, count=num_left_features)
     right = take_positions(right, dim=3, start=0, count=min(right_size, src_len))
-    return weight_smaller_factor(left, right, scale=1.0, weight=outer.weight)
+    return apply_scale_and_weight(left, right, scale=1.0, weight=outer.weight)
 
 
 def count_left_features(src_len: int, right_size: int) -> int:
@@ -302,15 +300,16 @@ def count_left_features(src_len: int, right_size: int) -> int:
 def toeplitz(values: Tensor, src_len: int) -> Tensor:
     """Returns the matrix (1, H, T, S) whose entries depend only on the distance from row i to column j, ``j - i``.
 
-    For example, the values a b c d for 2 rows and 3 columns belong to the distances -1 to 2. The rows of the matrix are
-    b c d and a b c.
+    For example, the values a b c d are those of the distances -1 to 2, for 2 rows and 3 columns. Row 0 of the matrix is
+    b c d, for the distances 0 to 2. Row 1 is a b c, for the distances -1 to 1.
 
     Args:
         values: The values of `Diagonals`, (1, H, 1, T + S - 1), from the smallest distance to the largest.
         src_len: S.
     """
-    # `unfold` lists all slices of S neighbouring values, which are the rows. The first slice is the last row.
-    rows_from_last_to_first = values.squeeze(2).unfold(2, src_len, 1)  # (1, H, T, S), a view
+    # `unfold` lists all slices of S neighbouring values: in the example a b c and b c d. They are the rows from the
+    # last to the first, (1, H, T, S), as a view of the values.
+    rows_from_last_to_first = values.squeeze(2).unfold(dimension=2, size=src_len, step=1)
     tgt_len = rows_from_last_to_first.size(2)
     if tgt_len == 1:
         return rows_from_last_to_first  # `flip` would only copy it
@@ -356,18 +355,20 @@ def join_features(factors: list[Tensor], bsz: int = 1, num_heads: int = 1) -> Te
         bsz: B, to get B sentences also if all factors are shared.
         num_heads: H, to get H heads also if all factors are shared.
     """
-    joined_bsz = bsz
-    joined_heads = num_heads
-    for factor in factors:
-        # All numbers other than 1 are equal, so the first of them counts.
-        if joined_bsz == 1:
-            joined_bsz = factor.size(0)
-        if joined_heads == 1:
-            joined_heads = factor.size(1)
+    joined_bsz = find_common_size([bsz, *(factor.size(0) for factor in factors)])
+    joined_heads = find_common_size([num_heads, *(factor.size(1) for factor in factors)])
     expanded = [expand_batch(factor, joined_bsz, joined_heads) for factor in factors]
     if len(expanded) == 1:
         return expanded[0]
     return torch.cat(expanded, dim=-1)
+
+
+def find_common_size(sizes: Iterable[int]) -> int:
+    """Returns the size of a dimension after broadcasting: the size that is not 1, or 1 if all sizes are 1."""
+    for size in sizes:
+        if size != 1:
+            return size
+    return 1
 
 
 def expand_batch(x: Tensor, bsz: int, num_heads: int) -> Tensor:

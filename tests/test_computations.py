@@ -10,7 +10,7 @@ from helpers import SPECS, future_mask, make_attention, padding_mask, run_attent
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
 from fairseq_synth.computations.threads import map_in_threads
-from fairseq_synth.logits import Bias, Logits, Outer, Product, weight_smaller_factor
+from fairseq_synth.logits import Bias, Logits, Outer, Product, apply_scale_and_weight
 from fairseq_synth.masks import causal_mask, is_causal, sentence_lengths
 from fairseq_synth.tensors import on_cpu
 
@@ -189,10 +189,10 @@ def test_the_smaller_factor_of_a_product_takes_its_weight():
     queries = torch.randn(3, 2, 9, 5)
     key = torch.randn(1, 2, 9, 5)
     weight = torch.rand(1, 2, 1, 1)
-    left, right = weight_smaller_factor(queries, key, scale=1.0, weight=weight)
+    left, right = apply_scale_and_weight(queries, key, scale=1.0, weight=weight)
     assert left is queries
     assert torch.equal(right, key * weight)
-    left, right = weight_smaller_factor(key, queries, scale=1.0, weight=weight)
+    left, right = apply_scale_and_weight(key, queries, scale=1.0, weight=weight)
     assert torch.equal(left, key * weight)
     assert right is queries
 
@@ -203,7 +203,7 @@ def test_a_weight_in_single_precision_leaves_factors_in_half_precision():
     shared_key = key[:1]
     weight = torch.rand(1, 2, 1, 1)
     for some_key in (key, shared_key):
-        left, right = weight_smaller_factor(query, some_key, scale=1.0, weight=weight)
+        left, right = apply_scale_and_weight(query, some_key, scale=1.0, weight=weight)
         assert left.dtype == torch.half
         assert right.dtype == torch.half
     assert Logits([Bias(query, weight)]).total(5).dtype == torch.half

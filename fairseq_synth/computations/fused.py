@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Bias, Factors, Logits, Product, Term, join_features, weight_smaller_factor
+from ..logits import Bias, Factors, Logits, Product, Term, apply_scale_and_weight, join_features
 from ..masks import future_mask, is_causal
 from ..tensors import in_type, lowest, on_cpu
 from .plain import join_heads
@@ -37,85 +37,121 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    torch computes ``softmax(scale * query @ key^T + mask) V``. Inner products and biases that are the same in all rows
-    become its query and key, and all other terms of the logits become its mask. The rows of a sentence that consists of
-    padding alone are computed too, and their results mean nothing.
+    torch computes ``softmax(scale * query @ key^T + mask) V``.
+
+    * Inner products, and biases that are the same in all rows, become the query and key.
+    * All other terms of the logits become the mask, together with `key_padding_mask` and `attn_mask`.
+
+    The rows of a sentence that consists of padding alone are computed too, and their results mean nothing.
     """
-    _, _, length, head_dim = value.size()
-    row_biases = [term for term in logits.biases if term.bias.size(2) == 1]
-    other_biases = [term for term in logits.biases if term.bias.size(2) > 1]
+    row_biases = [term for term in logits.biases if has_equal_rows(term)]
+    other_biases = [term for term in logits.biases if not has_equal_rows(term)]
 
-    # torch takes one scale for all products. Any number would do, as `join_products` adapts the products that have
-    # another scale. That of the first product saves this work. There is a product, or `refuses` would have refused.
-    scale = logits.products[0].scale
-    query, key = join_products(logits.products, row_biases, scale, value)
+    # torch has one scale for all products. With the scale of the first product, only other products have to be
+    # multiplied by a number. There is a first product, or `refuses` would have refused the call.
+    torch_scale = logits.products[0].scale
+    query, key = join_products(logits.products, row_biases, torch_scale, value)
 
-    bias = None
-    terms_of_mask: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
-    if terms_of_mask:
-        bias = in_type(Logits(terms_of_mask).total(length), value.dtype)
-    is_causal_call = is_causal(attn_mask)
-    mask = add_masks(bias, key_padding_mask, is_causal_call, value)
+    bias = sum_terms([*other_biases, *logits.outers, *logits.diagonals], value)
+    hides_future = is_causal(attn_mask)
+    mask = add_masks(bias, key_padding_mask, hides_future, value)
     # torch takes either a mask or its flag for causal attention. If there is a mask, it hides the later tokens already.
-    uses_causal_flag = is_causal_call and mask is None
-
-    query, key, padded_value = pad_features(query, key, value)
-    out = F.scaled_dot_product_attention(
-        query, key, padded_value, attn_mask=mask, dropout_p=dropout, is_causal=uses_causal_flag, scale=scale
-    )
-    if out.size(3) > head_dim:
-        out = out[..., :head_dim]  # without the features that `pad_features` has added to the value
+    needs_causal_flag = hides_future and mask is None
+    out = call_torch(query, key, value, mask, dropout, needs_causal_flag, torch_scale)
     return join_heads(out)
 
 
-def join_products(products: list[Product], row_biases: list[Bias], scale: float, value: Tensor) -> Factors:
-    """Returns one query and key, (B, H, T, r), whose inner product times `scale` is a sum of terms of the logits.
+def has_equal_rows(term: Bias) -> bool:
+    """Returns whether a bias is the same in all rows, so that it has only one row."""
+    return term.bias.size(2) == 1
+
+
+def sum_terms(terms: list[Term], value: Tensor) -> Tensor | None:
+    """Returns the sum of some terms of the logits in the type of the values (B, H, T, d_h), or None without terms."""
+    if not terms:
+        return None
+    length = value.size(2)
+    return in_type(Logits(terms).total(length), value.dtype)
+
+
+def call_torch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    needs_causal_flag: bool,
+    torch_scale: float,
+) -> Tensor:
+    """Returns ``softmax(torch_scale * query @ key^T + mask) V``, (B, H, T, d_h), computed by torch's fused attention.
+
+    For the call, features are added to the query, key and value. Those of the value are cut from the result again.
+    """
+    padded_query, padded_key, padded_value = pad_features(query, key, value)
+    out = F.scaled_dot_product_attention(
+        padded_query,
+        padded_key,
+        padded_value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=needs_causal_flag,
+        scale=torch_scale,
+    )
+    head_dim = value.size(3)
+    return out[..., :head_dim] if out.size(3) > head_dim else out
+
+
+def join_products(products: list[Product], row_biases: list[Bias], torch_scale: float, value: Tensor) -> Factors:
+    """Returns one query and key, (B, H, T, r), whose inner product times `torch_scale` is a sum of terms of the logits.
 
     Args:
-        products: The inner products to add up, at least one. Each has a scale of its own, so its factors are multiplied
-            by this scale divided by `scale`.
+        products: The inner products to add up, at least one.
         row_biases: Biases to add to them, which are the same in all rows.
-        scale: The number by which torch multiplies all inner products.
+        torch_scale: The number by which torch multiplies the inner product of the query and key.
         value: V, (B, H, T, d_h). Only its sizes, type and device are read.
     """
     bsz, num_heads, _, _ = value.size()
-    factors = [
-        weight_smaller_factor(product.query, product.key, product.scale / scale, product.weight) for product in products
-    ]
-    factors += [row_bias_as_product(term, scale, value) for term in row_biases]
-    query, key = join_factors(factors, bsz, num_heads)
-    return Factors(in_type(query, value.dtype), in_type(key, value.dtype))
+    factors = []
+    for product in products:
+        remaining_scale = product.scale / torch_scale  # torch multiplies by the rest of the product's own scale.
+        factors.append(apply_scale_and_weight(product.query, product.key, remaining_scale, product.weight))
+    for row_bias in row_biases:
+        factors.append(row_bias_as_product(row_bias, torch_scale, value))
+    joined = join_factors(factors, bsz, num_heads)
+    return Factors(in_type(joined.left, value.dtype), in_type(joined.right, value.dtype))
 
 
-def row_bias_as_product(term: Bias, scale: float, value: Tensor) -> Factors:
-    """Returns a query and a key whose inner product, times `scale`, is a bias that is the same in all rows.
+def row_bias_as_product(term: Bias, torch_scale: float, value: Tensor) -> Factors:
+    """Returns a query and a key whose inner product, times `torch_scale`, is a bias that is the same in all rows.
 
-    Both have n = `FEATURE_MULTIPLE` features, because torch's kernels want a multiple of it. All features are equal:
+    Both have n equal features, where n is `FEATURE_MULTIPLE`, because torch's kernels want a multiple of it:
 
-        a feature of the query    weight / (scale * n)
-        a feature of the key      the bias of the key's column
-        their inner product       n * weight / (scale * n) * bias = weight * bias / scale
+        each feature of the query       weight / (n * torch_scale)
+        each feature of the key         the bias of the key's column
+        sum of the n products           weight * bias / torch_scale
+        after torch has multiplied it   weight * bias
 
     Args:
         term: The bias, (B or 1, H or 1, 1, S), and its weight.
-        scale: The number by which torch multiplies all inner products.
+        torch_scale: The number by which torch multiplies the inner product.
         value: V, (B, H, T, d_h). Only its sizes, type and device are read.
     """
     bsz, num_heads, length, _ = value.size()
-    query_feature = 1 / FEATURE_MULTIPLE / scale
+    query_feature = 1 / (FEATURE_MULTIPLE * torch_scale)
     if term.weight is None:
         query = value.new_full([1, 1, 1, 1], query_feature)
     else:
         query = term.weight * query_feature
+    column_biases = term.bias.transpose(2, 3)  # (B or 1, H or 1, S, 1), and S is T
     query = query.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
-    key = term.bias.transpose(2, 3).expand(bsz, num_heads, -1, FEATURE_MULTIPLE)
+    key = column_biases.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     return Factors(query, key)
 
 
 def join_factors(factors: list[Factors], bsz: int, num_heads: int) -> Factors:
     """Joins the features of all queries and of all keys, and returns one query (B, H, T, r) and one key (B, H, S, r).
 
-    Their inner product is the sum of all inner products.
+    The inner product of the returned query and key is the sum of the given inner products.
 
     Args:
         factors: The query (`Factors.left`) and the key (`Factors.right`) of each inner product, (B or 1, H or 1, T, r).
