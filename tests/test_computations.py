@@ -9,7 +9,7 @@ from helpers import SPECS, future_mask, make_attention, padding_mask, run_attent
 
 from fairseq_synth import computations
 from fairseq_synth.computations import fused, plain, tiled
-from fairseq_synth.computations.threads import map_in_threads
+from fairseq_synth.computations.threads import compute_in_threads
 from fairseq_synth.logits import Bias, Logits, Outer, Product, apply_scale_and_weight
 from fairseq_synth.masks import causal_mask, is_causal, sentence_lengths
 from fairseq_synth.tensors import on_cpu
@@ -553,7 +553,7 @@ def test_an_error_in_a_thread_reaches_the_caller(restore_threads):
 
     torch.set_num_threads(2)
     with pytest.raises(ValueError, match="item 1"):
-        list(map_in_threads(fail, [1, 2, 3]))
+        compute_in_threads(fail, [1, 2, 3], take_result=lambda item, result: None)
     assert torch.get_num_threads() == 2
 
 

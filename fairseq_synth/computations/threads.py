@@ -5,6 +5,7 @@ each of some twenty small operations, and each takes as long as a time slice if 
 Here a thread computes a whole piece of work by itself and then takes the next one.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,43 +18,68 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Yields the result of ``function(item)`` for each item, in their order, computed by several threads.
-
-    There are as many threads as torch may use. Each computes on one core. In the caller's thread, too, torch uses one
-    core from the first result to the last. It gets its number of threads back when the iterator ends, so that the
-    caller has to take all results, or close the iterator.
+def compute_in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], take_result: Callable[[Item, Result], None]
+) -> None:
+    """Computes ``function(item)`` for each item in several threads, and calls ``take_result(item, result)`` for each.
 
     The function runs outside autocast and without gradients. The caller must have turned gradients off, as torch does
     in an autograd function.
+
+    Args:
+        function: Computes the result of an item, in any thread.
+        items: The items.
+        take_result: Takes the result of an item. It runs in the caller's thread, in the order of the items.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(items) == 1:
-        # All in the caller's thread. torch may use all cores for each item.
-        for item in items:
-            yield call_without_autocast(function, item)
-        return
+        compute_in_this_thread(function, items, take_result)
+    else:
+        compute_in_pool(function, items, take_result, num_threads)
 
-    # Autocast, gradients and inference mode are set for each thread on its own. In the threads of the pool, autocast is
-    # off, as it should be. But gradients are on and inference mode is off, whatever the caller has set.
+
+def compute_in_this_thread(
+    function: Callable[[Item], Result], items: Sequence[Item], take_result: Callable[[Item, Result], None]
+) -> None:
+    """Does the work of `compute_in_threads` in the caller's thread. torch may use all cores for each item."""
+    for item in items:
+        with torch.autocast("cpu", enabled=False):
+            result = function(item)
+        take_result(item, result)
+
+
+def compute_in_pool(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    take_result: Callable[[Item, Result], None],
+    num_threads: int,
+) -> None:
+    """Does the work of `compute_in_threads` in a pool of threads, each of which uses one core."""
+    # Each thread has its own settings of autocast, gradients and inference mode. In the threads of the pool, autocast
+    # is off, which is right. But gradients are on, and inference mode is off even if the caller is in inference mode.
     is_inference = torch.is_inference_mode_enabled()
 
-    def call_in_modes_of_caller(item: Item) -> Result:
+    def compute_without_gradients(item: Item) -> Result:
+        """Runs in a thread of the pool."""
         with torch.inference_mode(is_inference), torch.no_grad():
             return function(item)
 
     pool = thread_pool(os.getpid(), num_threads)
+    with one_core_for_this_thread():
+        results = pool.map(compute_without_gradients, items)  # an iterator, in the order of the items
+        for item, result in zip(items, results, strict=True):
+            take_result(item, result)
+
+
+@contextlib.contextmanager
+def one_core_for_this_thread() -> Iterator[None]:
+    """Makes torch compute on one core in the current thread, until the end of the ``with`` statement."""
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield from pool.map(call_in_modes_of_caller, items)
+        yield
     finally:
         torch.set_num_threads(num_threads)
-
-
-def call_without_autocast(function: Callable[[Item], Result], item: Item) -> Result:
-    """Returns ``function(item)``, computed outside autocast."""
-    with torch.autocast("cpu", enabled=False):
-        return function(item)
 
 
 @cache

@@ -12,11 +12,12 @@ terms of the same kind first. The result, ``query @ key^T + left (x) right + bia
 The backward pass computes each tile of weights again (recomputation: Rabe and Staats 2021, arXiv 2112.05682; Dao et
 al. 2022, arXiv 2205.14135). In a first step it adds up the gradients of a block's normal form over the tiles. In a
 second step, autograd differentiates the normal form by the tensors of the terms, so that nothing here depends on what
-a term is.
+a term is. A new kind of term only has to be added to `cast_for_tiles` and `DIMENSIONS`.
 """
 
+import enum
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from ..logits import Bias, Diagonals, Logits, NormalForm, Outer, Product, Term
 from ..masks import future_mask, is_causal, sentence_lengths
 from ..tensors import at_least_fp32, on_cpu
 from .plain import join_heads
-from .threads import map_in_threads
+from .threads import compute_in_threads
 
 # So many logits fit into the caches of a core as a whole, so that the plain computation is faster.
 PLAIN_LIMIT = 1 << 18
@@ -36,13 +37,11 @@ TILE = 1 << 19
 # The largest number of rows in a tile under the causal mask. Columns to the right of its last row are not computed.
 CAUSAL_ROWS = 128
 
-ALL = slice(None)
-
 
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why this call cannot be computed in tiles, or would not be faster; an empty string if it can.
+    """Returns the reason why tiles cannot compute this call, or would not be faster; an empty string if there is none.
 
     The arguments are those of `attend`, which asks every computation in the same way.
     """
@@ -52,15 +51,25 @@ def refuses(
         return "there is dropout"
     if attn_mask is not None and not is_causal(attn_mask):
         return "the mask is not the causal one"
-    bsz, num_heads, length, _ = value.size()
-    num_matrices = bsz * num_heads
-    if key_padding_mask is None and logits.is_shared() and bsz > 1:
-        num_matrices = num_heads  # the plain computation computes the logits of one sentence for all
-    if num_matrices * length**2 <= PLAIN_LIMIT:
+    if count_logits(logits, value, key_padding_mask) <= PLAIN_LIMIT:
         return "there are few logits"
-    if read_lengths(value, key_padding_mask) is None:
+    lengths_are_known = read_lengths(value, key_padding_mask) is not None
+    if not lengths_are_known:
         return "padding is not on the right, or a sentence is empty"
     return ""
+
+
+def count_logits(logits: Logits, value: Tensor, key_padding_mask: Tensor | None) -> int:
+    """Returns how many logits the plain computation would compute.
+
+    It computes a matrix (T, T) for each sentence and head. If several sentences have the same logits and no padding, it
+    computes the matrices of one sentence for all.
+    """
+    bsz, num_heads, length, _ = value.size()
+    num_matrices = bsz * num_heads
+    if bsz > 1 and key_padding_mask is None and logits.is_shared():
+        num_matrices = num_heads
+    return num_matrices * length**2
 
 
 def compute(
@@ -75,13 +84,17 @@ def compute(
     lengths = read_lengths(value, key_padding_mask)
     assert lengths is not None, "padding is not on the right, or a sentence is empty"
     has_shared_logits = bsz > 1 and logits.is_shared()
-    blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
-    # Autograd sees a tensor only if it is an argument itself, and not if it is a field of an argument. So the terms are
-    # given without their tensors, as templates, and the tensors are further arguments.
-    templates = [remove_tensors(term) for term in terms]
-    tensors = list_tensors(terms)
-    out = TiledAttention.apply(templates, blocks, value, *tensors)
+    tensors = collect_tensors(terms)
+    plan = Plan(
+        blocks=divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask)),
+        bare_terms=[remove_tensors(term) for term in terms],
+        tensor_names=list(tensors),
+        trained_names=[name for name, tensor in tensors.items() if tensor.requires_grad],
+    )
+    # Autograd sees a tensor only if it is an argument itself, and not if it is part of an argument such as `plan`.
+    tensor_arguments = [tensors[name] for name in plan.tensor_names]
+    out = TiledAttention.apply(plan, value, *tensor_arguments)
     return join_heads(out)
 
 
@@ -98,19 +111,17 @@ def read_lengths(value: Tensor, key_padding_mask: Tensor | None) -> list[int] | 
     return sentence_lengths(key_padding_mask)
 
 
-# ---- Terms and their tensors. Autograd sees a tensor only if it is itself an argument of an autograd function, so the
-# ---- tensors are taken out of the terms before the call and put back within it.
-
-PLACEHOLDER = object()
+# ---- terms and their tensors
 
 
 def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
     """Returns a term of the logits with its tensors in the types with which tiles are computed.
 
-    Query and key of a product are in `dtype`, the type of the values: under autocast their types may differ, and a
-    matrix product takes two tensors of one type. The factors of an outer product keep their type, which is one for both
-    of them. Biases, diagonals and weights are in fp32 at least: their gradients are sums over many sentences, for which
-    half precision is too coarse.
+    * The query and key of a product get the type of the values, `dtype`. Under autocast their types may differ, and a
+      matrix product takes two tensors of one type.
+    * The factors of an outer product are one tensor, which keeps its type.
+    * Biases, diagonals and weights are in fp32 at least. Their gradients are sums over many sentences, for which half
+      precision is too coarse.
     """
     weight = term.weight
     if weight is not None:
@@ -125,34 +136,84 @@ def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
     return term._replace(weight=weight)
 
 
-def list_tensors(terms: Sequence[Any]) -> list[Tensor]:
-    """Returns the tensors of all terms in one list, in the order of the terms and of their fields."""
-    tensors = []
-    for term in terms:
-        tensors += [field for field in term if isinstance(field, Tensor)]
+class TensorName(NamedTuple):
+    """Says which tensor of a list of terms is meant."""
+
+    term: int  # the index of the term in the list
+    field: str  # the field of the term that the tensor is in, such as "query"
+
+
+def collect_tensors(terms: Sequence[Term]) -> dict[TensorName, Tensor]:
+    """Returns the tensors of all terms by name."""
+    tensors = {}
+    for index, term in enumerate(terms):
+        for field, content in term._asdict().items():
+            if isinstance(content, Tensor):
+                tensors[TensorName(index, field)] = content
     return tensors
 
 
 def remove_tensors(term: Term) -> Any:
-    """Returns a *template*: the term with a placeholder in place of each tensor."""
-    fields = [PLACEHOLDER if isinstance(field, Tensor) else field for field in term]
-    return type(term)._make(fields)
+    """Returns a *bare term*, which is the term with None in place of each tensor."""
+    without_tensors: dict[str, Any] = {}
+    for field, content in term._asdict().items():
+        if isinstance(content, Tensor):
+            without_tensors[field] = None
+    return term._replace(**without_tensors)
 
 
-def insert_tensors(templates: Sequence[Any], tensors: Sequence[Tensor | None]) -> list[Any]:
-    """Returns the terms that these templates become if `tensors` take the place of the placeholders.
+def insert_tensors(bare_terms: Sequence[Any], tensors: Mapping[TensorName, Tensor]) -> list[Term]:
+    """Returns the terms that bare terms become with these tensors.
 
     Args:
-        templates: Terms with a placeholder in place of each tensor, as `remove_tensors` returns them.
-        tensors: A tensor or None for each placeholder, in the order of the terms and of their fields. This is the order
-            of `list_tensors`.
+        bare_terms: Terms with None in place of each tensor; see `remove_tensors`.
+        tensors: All tensors of the terms by name, as `collect_tensors` returns them.
     """
-    remaining_tensors = iter(tensors)
-    terms = []
-    for template in templates:
-        fields = [next(remaining_tensors) if field is PLACEHOLDER else field for field in template]
-        terms.append(type(template)._make(fields))
+    terms = list(bare_terms)
+    for name, tensor in tensors.items():
+        terms[name.term] = terms[name.term]._replace(**{name.field: tensor})
     return terms
+
+
+class Dimension(enum.Enum):
+    """What the numbers along one dimension of a tensor belong to."""
+
+    SENTENCES = enum.auto()
+    HEADS = enum.auto()
+    ROWS = enum.auto()  # the tokens of a sentence as queries
+    COLUMNS = enum.auto()  # the tokens of a sentence as keys
+    DISTANCES = enum.auto()  # from a row to a column, with distance 0 in the middle
+    FEATURES = enum.auto()
+
+
+# The dimensions of the tensor in each field of a term and of `NormalForm`. A dimension may also have the size 1, which
+# means that all sentences, heads or rows share the numbers.
+DIMENSIONS = {
+    "query": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.FEATURES),
+    "key": (Dimension.SENTENCES, Dimension.HEADS, Dimension.COLUMNS, Dimension.FEATURES),
+    "factors": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.FEATURES),
+    "left": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.FEATURES),
+    "right": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.FEATURES),
+    "bias": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.COLUMNS),
+    "values": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.DISTANCES),
+    "weight": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.COLUMNS),
+}
+
+
+def cut(x: Tensor, field: str, parts: Mapping[Dimension, slice]) -> Tensor:
+    """Returns a part of a tensor, as a view.
+
+    Args:
+        x: The tensor of a term or of a normal form, or a gradient of this tensor.
+        field: The field that the tensor is in, a key of `DIMENSIONS`.
+        parts: The part of each dimension. A dimension that is not in `parts` stays whole. A dimension of size 1 also
+            stays whole, because all sentences, heads or rows share it.
+    """
+    whole = slice(None)
+    index = []
+    for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
+        index.append(whole if size == 1 else parts.get(dimension, whole))
+    return x[tuple(index)]
 
 
 # ---- blocks and tiles
@@ -172,7 +233,7 @@ class Block(NamedTuple):
     causal: bool  # whether a row sees only the columns up to its own
 
     def read(self, x: Tensor) -> Tensor:
-        """Returns the block's n sentences of values x (B, H, T, d_h) as a copy.
+        """Returns the part of the values x (B, H, T, d_h) for the block's n sentences, its heads and its tokens.
 
         It is (n, heads, length, d_h), or (1, heads, length, n d_h) if the sentences share their logits.
         """
@@ -189,50 +250,30 @@ class Block(NamedTuple):
             part = part[0].unflatten(-1, (-1, head_dim)).permute(2, 0, 1, 3)
         x[self.sentences, self.heads, : self.length].copy_(part)
 
-    def cut_terms(self, terms: Sequence[Any]) -> list[Any]:
-        """Returns the terms of the logits with only the block's sentences, heads and tokens in their tensors, as views.
+    def cut(self, x: Tensor, field: str) -> Tensor:
+        """Returns the part of a tensor for the block's sentences, heads and tokens, as a view.
 
         Args:
-            terms: The terms of the whole batch. A tensor in them may be None, and stays None.
+            x: A tensor of a term, for the whole batch; or the gradient of such a tensor.
+            field: The field of the term that the tensor is in, such as "query".
         """
-        return [self.cut_term(term) for term in terms]
-
-    def cut_term(self, term: Any) -> Any:
-        """Returns one term, cut as in `cut_terms`."""
         tokens = slice(0, self.length)
-        weight = cut(term.weight, ALL, self.heads)  # (1, H, 1, 1): all sentences have the same weights
-        if isinstance(term, Product):
-            query = cut(term.query, self.sentences, self.heads, tokens)
-            key = cut(term.key, self.sentences, self.heads, tokens)
-            return term._replace(query=query, key=key, weight=weight)
-        if isinstance(term, Outer):
-            factors = cut(term.factors, self.sentences, self.heads, tokens)
-            return term._replace(factors=factors, weight=weight)
-        if isinstance(term, Bias):
-            bias = cut(term.bias, self.sentences, self.heads, tokens, tokens)
-            return term._replace(bias=bias, weight=weight)
-        assert isinstance(term, Diagonals)
-        return term._replace(values=self.cut_diagonals(term.values), weight=weight)
+        parts = {
+            Dimension.SENTENCES: self.sentences,
+            Dimension.HEADS: self.heads,
+            Dimension.ROWS: tokens,
+            Dimension.COLUMNS: tokens,
+        }
+        if Dimension.DISTANCES in DIMENSIONS[field]:
+            parts[Dimension.DISTANCES] = find_distances(self.length, num_distances=x.size(3))
+        return cut(x, field, parts)
 
-    def cut_diagonals(self, values: Any) -> Any:
-        """Returns the values of the distances that occur between the block's rows and columns.
-
-        Args:
-            values: One value for each distance, (1, H, 1, 2 T - 1), with distance 0 in the middle; or None, which is
-                returned.
-
-        Returns:
-            (1, heads, 1, 2 length - 1), for the distances from 1 - length to length - 1
-        """
-        if values is None:
-            return None
-        middle = values.size(3) // 2  # the index of distance 0, T - 1
-        largest_distance = self.length - 1
-        distances = slice(middle - largest_distance, middle + largest_distance + 1)
-        return cut(values, ALL, self.heads, ALL, distances)
+    def cut_tensors(self, tensors: Mapping[TensorName, Tensor]) -> dict[TensorName, Tensor]:
+        """Returns the block's parts of the tensors of the terms, as views."""
+        return {name: self.cut(tensor, name.field) for name, tensor in tensors.items()}
 
     def normal_form(self, terms: Sequence[Term]) -> NormalForm:
-        """Returns the sum of terms that `cut_terms` has returned, in its normal form with query and key contiguous."""
+        """Returns the sum of the block's terms in its normal form, with query and key contiguous."""
         normal = Logits(terms).normal_form(self.length)
         if normal.query is not None and normal.key is not None:
             return normal._replace(query=normal.query.contiguous(), key=normal.key.contiguous())
@@ -253,51 +294,36 @@ class Tile(NamedTuple):
     rows: slice
     columns: slice
 
-    def cut_normal_form(self, normal: NormalForm) -> NormalForm:
-        """Returns the parts of a block's normal form that the tile needs, as views."""
-        parts = {}
-        for name, summand in normal._asdict().items():
-            parts[name] = self.cut_summand(name, summand)
-        return NormalForm(**parts)
-
-    def cut_summand(self, name: str, summand: Any) -> Any:
-        """Returns the part of a block's summand that the tile needs, as a view; None for None.
+    def cut(self, x: Tensor, field: str) -> Tensor:
+        """Returns the part of a tensor for the tile's rows and columns, as a view.
 
         Args:
-            name: A field of `NormalForm`.
-            summand: The tensor in this field, or any tensor of the same size, such as its gradient.
+            x: A tensor of the block's normal form, or the gradient of such a tensor.
+            field: The field of `NormalForm` that the tensor is in, such as "query".
         """
-        if name == "key":
-            return cut(summand, ALL, ALL, self.columns)
-        if name == "bias":
-            return cut(summand, ALL, ALL, self.rows, self.columns)
-        return cut(summand, ALL, ALL, self.rows)  # the query, and both factors of the outer product
+        return cut(x, field, {Dimension.ROWS: self.rows, Dimension.COLUMNS: self.columns})
+
+    def cut_normal_form(self, normal: NormalForm) -> NormalForm:
+        """Returns the parts of a block's normal form that the tile needs, as views."""
+        parts = {field: self.cut(tensor, field) for field, tensor in normal.tensors().items()}
+        return NormalForm(**parts)  # Fields that are None in `normal` are None here, too.
 
 
-def cut(x: Any, *slices: slice) -> Any:
-    """Returns a slice of a tensor, in which a dimension of size 1 stays whole: it stands for all sentences or heads.
+def find_distances(length: int, num_distances: int) -> slice:
+    """Returns the indices of the distances from ``1 - length`` to ``length - 1``, which occur among `length` tokens.
 
-    Returns None for None, which stands for a tensor that does not occur or needs no gradient.
+    Args:
+        length: A number of tokens.
+        num_distances: The number of all distances, which is odd. Distance 0 is in the middle.
     """
-    if x is None:
-        return None
-    index = tuple(part if size > 1 else ALL for part, size in zip(slices, x.size()))
-    return x[index]
+    middle = num_distances // 2
+    largest_distance = length - 1
+    return slice(middle - largest_distance, middle + largest_distance + 1)
 
 
 def split_range(total: int, size: int) -> list[slice]:
     """Returns neighbouring slices of `size` elements that cover 0 to ``total - 1``; the last one may be shorter."""
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
-
-
-def fit_into_tile(num_logits: int, limit: int) -> int:
-    """Returns how many equal parts fit into a tile together, which has at most `TILE` logits: from 1 to `limit`.
-
-    Args:
-        num_logits: The number of logits in each part. A part is, for example, a row, or all rows of a sentence or head.
-        limit: The largest number of parts that is useful.
-    """
-    return min(limit, max(1, TILE // num_logits))
 
 
 def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits: bool, causal: bool) -> list[Block]:
@@ -309,52 +335,55 @@ def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits
         has_shared_logits: Whether all sentences have the same logits.
         causal: Whether a row sees only the columns up to its own.
     """
-    # Without the causal mask, a tile may have all rows.
-    rows_of_tile = CAUSAL_ROWS if causal else max(lengths)
-    num_threads = torch.get_num_threads()
+    # Without the causal mask, a tile may have all rows. With it, tiles of few rows save work, because the columns that
+    # come after the last row of a tile are not computed.
+    max_rows = CAUSAL_ROWS if causal else max(lengths)
+    max_heads = count_heads_of_block(num_heads, torch.get_num_threads())
+    # If sentences share their logits, a block is sentences of one length: they share each tile of weights, too.
+    divide = divide_by_length if has_shared_logits else divide_by_sentences
+    return list(divide(lengths, num_heads, max_rows=max_rows, max_heads=max_heads, causal=causal))
+
+
+def count_heads_of_block(num_heads: int, num_threads: int) -> int:
+    """Returns how many of the H heads a block may have, so that there are enough blocks for all threads.
+
+    A single thread computes one block after another, so that a block may have all heads. Several threads need two
+    blocks each, as far as there are enough heads: if a thread is slow, another one can take its second block.
+    """
     if num_threads == 1:
-        max_heads = num_heads
-    else:
-        # Two blocks for each thread, if there are enough heads. Another thread can then take the second block of a
-        # thread that is slow.
-        num_blocks = 2 * num_threads
-        max_heads = max(1, num_heads // num_blocks)
-    if has_shared_logits:
-        # Sentences of the same length share one tile of weights, which is computed once.
-        return list(divide_by_length(lengths, num_heads, rows_of_tile, max_heads, causal))
-    return list(divide_by_sentences(lengths, num_heads, rows_of_tile, max_heads, causal))
+        return num_heads
+    num_blocks = 2 * num_threads
+    return max(1, num_heads // num_blocks)
 
 
 def divide_by_sentences(
-    lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int, causal: bool = False
+    lengths: Sequence[int], num_heads: int, max_rows: int, max_heads: int, causal: bool = False
 ) -> Iterator[Block]:
     """Yields the blocks of a batch, for logits that differ by sentence.
 
-    A block is some neighbouring sentences, of any length, and some neighbouring heads. A tile of it is some rows of the
-    logits of all its sentences and heads. A tile may have `TILE` logits. It gets as many rows as fit; if there is room
-    for more, the rows of more sentences; and then those of more heads.
+    A block is some neighbouring sentences, of any length, and some neighbouring heads. Its tiles contain some rows of
+    all these sentences and heads.
 
     Args:
         lengths: The length of each sentence in tokens.
         num_heads: H.
-        rows_of_tile: The largest number of rows in a tile.
+        max_rows: The largest number of rows in a tile.
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
     longest = max(lengths)
-    row_logits = longest  # the number of logits in a row
-    rows = fit_into_tile(num_logits=row_logits, limit=min(rows_of_tile, longest))
-    sentence_logits = rows * row_logits  # in these rows of one sentence and head
-    sentences_of_block = fit_into_tile(num_logits=sentence_logits, limit=len(lengths))
-    head_logits = sentences_of_block * sentence_logits  # in these rows of these sentences in one head
-    heads_of_block = fit_into_tile(num_logits=head_logits, limit=max_heads)
-    for sentence_slice in split_range(len(lengths), sentences_of_block):
-        block_lengths = lengths[sentence_slice]
+    # A tile has ``longest * rows * sentences * heads`` logits. It gets as many rows as fit. If there is room for more,
+    # it gets the rows of more sentences, and then those of more heads.
+    rows = fit_into_tile(longest, limit=min(max_rows, longest))
+    sentences_of_block = fit_into_tile(longest * rows, limit=len(lengths))
+    heads_of_block = fit_into_tile(longest * rows * sentences_of_block, limit=max_heads)
+    for sentences in split_range(len(lengths), sentences_of_block):
+        block_lengths = lengths[sentences]
         hidden = hide_padding(block_lengths)
-        for head_slice in split_range(num_heads, heads_of_block):
+        for heads in split_range(num_heads, heads_of_block):
             yield Block(
-                sentences=sentence_slice,
-                heads=head_slice,
+                sentences=sentences,
+                heads=heads,
                 length=max(block_lengths),
                 rows_of_tile=rows,
                 is_shared=False,
@@ -364,18 +393,18 @@ def divide_by_sentences(
 
 
 def divide_by_length(
-    lengths: Sequence[int], num_heads: int, rows_of_tile: int, max_heads: int, causal: bool = False
+    lengths: Sequence[int], num_heads: int, max_rows: int, max_heads: int, causal: bool = False
 ) -> Iterator[Block]:
     """Yields the blocks of a batch, for logits that all sentences share.
 
     A block is all neighbouring sentences of one length, and some neighbouring heads. fairseq sorts a batch by length,
-    so that sentences of equal length are neighbours. They share one tile of logits, so their number does not matter. A
-    tile gets as many rows as fit; if there is room for more, the rows of more heads.
+    so that sentences of equal length are neighbours. A tile contains some rows of all these heads, once for all
+    sentences.
 
     Args:
         lengths: The length of each sentence in tokens.
         num_heads: H.
-        rows_of_tile: The largest number of rows in a tile.
+        max_rows: The largest number of rows in a tile.
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
@@ -384,20 +413,25 @@ def divide_by_length(
         num_sentences = len(list(equal_lengths))
         sentences = slice(first_sentence, first_sentence + num_sentences)
         first_sentence += num_sentences
-        row_logits = length  # the number of logits in a row
-        rows = fit_into_tile(num_logits=row_logits, limit=min(rows_of_tile, length))
-        head_logits = rows * row_logits  # in these rows of one head
-        heads_of_block = fit_into_tile(num_logits=head_logits, limit=max_heads)
-        for head_slice in split_range(num_heads, heads_of_block):
+        # A tile has ``length * rows * heads`` logits. It gets as many rows as fit. If there is room for more, it gets
+        # the rows of more heads.
+        rows = fit_into_tile(length, limit=min(max_rows, length))
+        heads_of_block = fit_into_tile(length * rows, limit=max_heads)
+        for heads in split_range(num_heads, heads_of_block):
             yield Block(
                 sentences=sentences,
-                heads=head_slice,
+                heads=heads,
                 length=length,
                 rows_of_tile=rows,
                 is_shared=True,
                 hidden=None,
                 causal=causal,
             )
+
+
+def fit_into_tile(num_logits: int, limit: int) -> int:
+    """Returns how many times `num_logits` logits fit into a tile, which has at most `TILE`: from 1 to `limit`."""
+    return min(limit, max(1, TILE // num_logits))
 
 
 def hide_padding(lengths: Sequence[int]) -> Tensor | None:
@@ -416,106 +450,64 @@ def hide_padding(lengths: Sequence[int]) -> Tensor | None:
 # ---- both passes
 
 
+class Plan(NamedTuple):
+    """How `TiledAttention` computes a call: everything but the tensors."""
+
+    blocks: list[Block]  # parts of the batch that together contain every sentence and head once
+    bare_terms: list[Any]  # the terms that the logits are a sum of, with None in place of each tensor
+    tensor_names: list[TensorName]  # where each tensor argument of `TiledAttention` belongs in the terms
+    trained_names: list[TensorName]  # those of the tensors that need a gradient
+
+
 class TiledAttention(torch.autograd.Function):
     """Computes ``softmax(S) V``, (B, H, T, d_h), and its gradients. It saves nothing but its inputs.
 
-    S is a sum of terms, which are tuples of tensors and numbers. torch gives gradients only to tensors that are
-    arguments of their own, so the tensors are passed apart from the terms. What is left of a term is a *template*: the
-    term with a placeholder in place of each tensor. `insert_tensors` puts tensors into the places, in their order.
+    S is a sum of terms, which contain tensors and numbers. torch gives gradients only to tensors that are arguments of
+    their own. So the tensors are passed apart from the terms, and `insert_tensors` puts both together again.
     """
 
     @staticmethod
-    def forward(ctx: Any, templates: list[Any], blocks: list[Block], value: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, plan: Plan, value: Tensor, *tensor_arguments: Tensor) -> Tensor:
         """Returns ``softmax(S) V``, (B, H, T, d_h), computed block by block.
 
         Args:
             ctx: Where torch keeps what the backward pass needs.
-            templates: The terms that S is a sum of, with placeholders for their tensors; see `remove_tensors`.
-            blocks: Parts of the batch, each some sentences and heads, which together contain every sentence and head.
+            plan: How the call is divided into blocks, and the terms of S without their tensors.
             value: V, (B, H, T, d_h).
-            tensors: The tensors of the terms, in the order of the placeholders.
+            tensor_arguments: The tensors of the terms, in the order of `Plan.tensor_names`.
         """
-        ctx.templates = templates
-        ctx.blocks = blocks
-        ctx.save_for_backward(value, *tensors)
-        terms = insert_tensors(templates, tensors)
+        ctx.plan = plan
+        ctx.save_for_backward(value, *tensor_arguments)
+        tensors = dict(zip(plan.tensor_names, tensor_arguments, strict=True))
+        out = empty_like_values(value, plan.blocks)
 
         def compute_one(block: Block) -> Tensor:
-            return compute_block(block, terms, value)
+            """Runs in several threads."""
+            return compute_block(block, plan.bare_terms, tensors, value)
 
-        out = empty_like_values(value, blocks)  # with 0 at the padding that no block has
-        block_outputs = map_in_threads(compute_one, blocks)  # in the order of the blocks
-        for block_output, block in zip(block_outputs, blocks, strict=True):
-            block.write(out, block_output)
+        def write_one(block: Block, block_out: Tensor) -> None:
+            """Runs in this thread, once for each block."""
+            block.write(out, block_out)
+
+        compute_in_threads(compute_one, plan.blocks, take_result=write_one)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradient of each argument of `forward`, computed block by block; None for those that need none.
-
-        The gradient of a tensor is the sum of its gradients in all blocks. Each block adds its gradients to the part of
-        the sums that belongs to its sentences and heads.
+        """Returns the gradient of each argument of `forward`, or None for an argument that needs no gradient.
 
         Args:
             ctx: What `forward` has kept.
             grad_out: The gradient of the output, (B, H, T, d_h).
         """
-        value, *tensors = ctx.saved_tensors
-        # A truth value for each argument of `forward`; those after the first three are the tensors.
-        _templates, _blocks, _value, *tensors_need_grad = ctx.needs_input_grad
-        terms = insert_tensors(ctx.templates, tensors)
-
-        def differentiate_one(block: Block) -> BlockGradients:
-            return differentiate_block(
-                block,
-                templates=ctx.templates,
-                terms=terms,
-                tensors_need_grad=tensors_need_grad,
-                value=value,
-                grad_out=grad_out,
-            )
-
-        grad_value = empty_like_values(value, ctx.blocks)
-        grad_sums = start_sums(tensors, tensors_need_grad)
-        # In the order of the blocks, so that the rounding of the sums does not depend on which thread is faster.
-        gradients_of_blocks = map_in_threads(differentiate_one, ctx.blocks)
-        for block_gradients, block in zip(gradients_of_blocks, ctx.blocks, strict=True):
-            block.write(grad_value, block_gradients.value)
-            add_block_gradients(grad_sums, block_gradients.tensors, ctx.templates, block)
-
-        grad_tensors: list[Tensor | None] = []
-        for tensor, grad_sum in zip(tensors, grad_sums):
-            grad_tensors.append(None if grad_sum is None else grad_sum.to(tensor.dtype))
-        return (None, None, grad_value, *grad_tensors)  # `templates` and `blocks` have no gradient
-
-
-def start_sums(tensors: Sequence[Tensor], tensors_need_grad: Sequence[bool]) -> list[Tensor | None]:
-    """Returns for each tensor zeros, to which its gradients are added; None for a tensor that needs no gradient."""
-    sums: list[Tensor | None] = []
-    for tensor, needs_grad in zip(tensors, tensors_need_grad, strict=True):
-        sums.append(zeros_for_sum(tensor) if needs_grad else None)
-    return sums
-
-
-def add_block_gradients(
-    grad_sums: Sequence[Tensor | None], block_grads: Sequence[Tensor], templates: Sequence[Any], block: Block
-) -> None:
-    """Adds the gradients of a block to the sums over all blocks, in place.
-
-    Args:
-        grad_sums: For each tensor of the terms, the sum of its gradients so far; None if it needs no gradient.
-        block_grads: The block's gradients of the tensors that need one, in the same order.
-        templates: The terms with a placeholder in place of each tensor.
-        block: The block, whose sentences and heads have a part in the sums.
-    """
-    # `Block.cut_terms` knows which part of each tensor belongs to the block. A sum has the size of its tensor, so that
-    # the sums can take the places of the tensors in the terms.
-    terms_of_sums = insert_tensors(templates, grad_sums)
-    # The parts are views, so that adding to them changes the sums. None, for a tensor without a gradient, is left out.
-    parts_of_sums = list_tensors(block.cut_terms(terms_of_sums))
-    for part_of_sum, block_grad in zip(parts_of_sums, block_grads, strict=True):
-        part_of_sum.add_(block_grad)
+        plan = ctx.plan
+        value, *tensor_arguments = ctx.saved_tensors
+        tensors = dict(zip(plan.tensor_names, tensor_arguments, strict=True))
+        gradients = differentiate_blocks(plan, tensors, value, grad_out)
+        grad_plan = None
+        grad_tensor_arguments = [gradients.tensors.get(name) for name in plan.tensor_names]
+        return (grad_plan, gradients.value, *grad_tensor_arguments)
 
 
 def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
@@ -539,16 +531,23 @@ def zeros_for_sum(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
-def compute_block(block: Block, terms: Sequence[Any], value: Tensor) -> Tensor:
+# ---- the forward pass
+
+
+def compute_block(
+    block: Block, bare_terms: Sequence[Any], tensors: Mapping[TensorName, Tensor], value: Tensor
+) -> Tensor:
     """Returns ``softmax(S) V`` of the block's sentences and heads, laid out as `Block.read` returns values.
 
     Args:
         block: Some sentences and heads of the batch.
-        terms: The terms that the logits of the whole batch are a sum of.
+        bare_terms: The terms that the logits S are a sum of, with None in place of each tensor.
+        tensors: The tensors of these terms, for the whole batch.
         value: The values of the whole batch, (B, H, T, d_h).
     """
+    block_terms = insert_tensors(bare_terms, block.cut_tensors(tensors))
     # The logits of the block as ``query @ key^T + left (x) right + bias``, of which a tile takes its rows and columns.
-    normal = block.normal_form(block.cut_terms(terms))
+    normal = block.normal_form(block_terms)
     block_value = block.read(value)
     out = torch.empty_like(block_value)
     for tile in block.tiles():
@@ -571,7 +570,7 @@ def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
     scores = writable_scores(tile_normal, tile, block)
     with torch.no_grad():  # Autograd needs no record of the masks: hidden logits have the weight 0 and no gradient.
         if block.causal:
-            hide_future_(scores, tile)
+            hide_future_(scores, tile)  # This also hides all padding from tokens, because padding comes after them.
         elif block.hidden is not None:
             hide_padding_(scores, block.hidden)
     return torch.softmax(scores, dim=-1)
@@ -604,206 +603,231 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     num_rows = tile.rows.stop - tile.rows.start
     num_columns = tile.columns.stop
     scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
-    # There are two reasons to copy them. First, `NormalForm.total` computes products and sums into new memory, but it
-    # returns a bias that is the only summand as it is. This may be a view of a parameter, which must not be masked.
+    # `NormalForm.total` computes products and sums into new memory. But it returns a bias that is the only part of the
+    # logits as it is. This may be a view of a parameter, which must not be masked.
     is_only_a_bias = tile_normal.query is None and tile_normal.left is None
-    # Second, heads or rows that are alike are computed once. `expand` lets them share this memory; masks differ by row.
-    has_all_heads_and_rows = scores.size(1) == num_heads and scores.size(2) == num_rows
-    if has_all_heads_and_rows and not is_only_a_bias:
-        return scores
-    return scores.expand(-1, num_heads, num_rows, -1).clone()
+    # Heads or rows that are alike are computed once. `expand` lets them share memory, but masks differ by row.
+    shares_heads_or_rows = scores.size(1) < num_heads or scores.size(2) < num_rows
+    if is_only_a_bias or shares_heads_or_rows:
+        return scores.expand(-1, num_heads, num_rows, -1).clone()
+    return scores
 
 
-class BlockGradients(NamedTuple):
-    """The gradients of a block."""
+# ---- The backward pass. Gradients flow from the output to the normal form of a block, a tile at a time
+# ---- (`differentiate_tiles`), from there to the block's parts of the tensors of the terms
+# ---- (`differentiate_normal_form`), and from all blocks to the tensors of the whole batch (`differentiate_blocks`).
 
-    value: Tensor  # the gradient of the values, laid out as `Block.read` returns the values
-    # The gradients of the tensors of the terms, cut as in `Block.cut_terms`, in the order of `list_tensors`. Tensors
-    # that need no gradient have none here.
-    tensors: Sequence[Tensor]
+
+class Gradients(NamedTuple):
+    """The gradients of the values and of the tensors of the terms, either for the whole batch or for one block."""
+
+    value: Tensor  # for one block, it is laid out as `Block.read` returns the values
+    tensors: dict[TensorName, Tensor]  # those of `Plan.trained_names`
+
+
+def differentiate_blocks(
+    plan: Plan, tensors: Mapping[TensorName, Tensor], value: Tensor, grad_out: Tensor
+) -> Gradients:
+    """Returns the gradients for the whole batch, computed block by block.
+
+    The gradient of a tensor is the sum of its gradients in all blocks.
+
+    Args:
+        plan: How the call is divided into blocks, and the terms of S without their tensors.
+        tensors: The tensors of the terms, for the whole batch.
+        value: V, (B, H, T, d_h).
+        grad_out: The gradient of the output, (B, H, T, d_h).
+    """
+    grad_value = empty_like_values(value, plan.blocks)
+    grad_sums = {name: zeros_for_sum(tensors[name]) for name in plan.trained_names}
+
+    def differentiate_one(block: Block) -> Gradients:
+        """Runs in several threads."""
+        return differentiate_block(block, plan, tensors, value, grad_out)
+
+    def add_one(block: Block, block_gradients: Gradients) -> None:
+        """Runs in this thread, in the order of the blocks, so that the rounding of the sums is always the same."""
+        block.write(grad_value, block_gradients.value)
+        for name, block_grad in block_gradients.tensors.items():
+            block_sum = block.cut(grad_sums[name], name.field)  # a view of the sum
+            block_sum.add_(block_grad)
+
+    compute_in_threads(differentiate_one, plan.blocks, take_result=add_one)
+    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
+    return Gradients(grad_value, grad_tensors)
 
 
 def differentiate_block(
-    block: Block,
-    templates: Sequence[Any],
-    terms: Sequence[Any],
-    tensors_need_grad: Sequence[bool],
-    value: Tensor,
-    grad_out: Tensor,
-) -> BlockGradients:
-    """Returns the gradients of a block's values, and of the block's parts of the tensors from which S is computed.
-
-    A block is some sentences and heads of the batch. The logits S are a sum of terms, such as inner products and
-    biases, each of which has some tensors. In the forward pass, the block's terms are added up to its *normal form*,
-    ``S = query @ key^T + left (x) right + bias``, from which the logits are computed, a tile of rows at a time.
-    Gradients flow the same way back: from the tiles to the normal form, and from the normal form to the tensors.
+    block: Block, plan: Plan, tensors: Mapping[TensorName, Tensor], value: Tensor, grad_out: Tensor
+) -> Gradients:
+    """Returns the gradients of a block's values, and of the block's parts of the tensors of the terms.
 
     Args:
-        block: The block.
-        templates: The terms with a placeholder in place of each tensor; see `remove_tensors`.
-        terms: The same terms with the tensors of the whole batch.
-        tensors_need_grad: Whether each tensor of the terms needs a gradient, in the order of `list_tensors`.
+        block: Some sentences and heads of the batch.
+        plan: The terms of the logits without their tensors, and which tensors need a gradient.
+        tensors: The tensors of the terms, for the whole batch.
         value: The values of the whole batch, (B, H, T, d_h).
         grad_out: The gradient of the output, of the same size.
     """
-    recorded = record_normal_form(block, templates, terms, tensors_need_grad)
+    recorded = record_normal_form(block, plan, tensors)
     gradients = differentiate_tiles(block, recorded.normal, block.read(value), block.read(grad_out))
-    tensor_grads = differentiate_normal_form(recorded, gradients.summands)
-    return BlockGradients(gradients.value, tensor_grads)
+    grad_tensors = differentiate_normal_form(recorded, gradients.tensors)
+    return Gradients(gradients.value, grad_tensors)
 
 
 class RecordedNormalForm(NamedTuple):
     """A block's normal form, ``query @ key^T + left (x) right + bias``, whose computation autograd has recorded."""
 
     normal: NormalForm
-    trained_leaves: list[Tensor]  # those of the tensors it was computed from that need a gradient
+    trained_leaves: dict[TensorName, Tensor]  # those of the tensors it was computed from that need a gradient
 
 
-def record_normal_form(
-    block: Block, templates: Sequence[Any], terms: Sequence[Any], tensors_need_grad: Sequence[bool]
-) -> RecordedNormalForm:
-    """Computes the normal form of a block, and lets autograd record how.
-
-    The normal form is the one of the forward pass. But its tensors, the block's parts of the tensors of the terms, are
-    leaves of a new graph of autograd, so that gradients end at them.
+def record_normal_form(block: Block, plan: Plan, tensors: Mapping[TensorName, Tensor]) -> RecordedNormalForm:
+    """Computes the normal form of a block as in the forward pass, and lets autograd record how.
 
     Args:
-        block: The block.
-        templates: The terms with a placeholder in place of each tensor; see `remove_tensors`.
-        terms: The same terms with the tensors of the whole batch.
-        tensors_need_grad: Whether each tensor of the terms needs a gradient, in the order of `list_tensors`.
+        block: Some sentences and heads of the batch.
+        plan: The terms of the logits without their tensors, and which tensors need a gradient.
+        tensors: The tensors of the terms, for the whole batch.
     """
-    leaves = []
-    trained_leaves = []
-    for block_tensor, needs_grad in zip(list_tensors(block.cut_terms(terms)), tensors_need_grad, strict=True):
-        leaf = block_tensor.detach().requires_grad_(needs_grad)
-        leaves.append(leaf)
-        if needs_grad:
-            trained_leaves.append(leaf)
+    leaves = {}
+    for name, block_tensor in block.cut_tensors(tensors).items():
+        # A detached tensor is a leaf of a new graph: gradients that are computed in this graph end at the leaf.
+        leaves[name] = block_tensor.detach().requires_grad_(name in plan.trained_names)
     with torch.enable_grad():
-        normal = block.normal_form(insert_tensors(templates, leaves))
+        normal = block.normal_form(insert_tensors(plan.bare_terms, leaves))
+    trained_leaves = {name: leaves[name] for name in plan.trained_names}
     return RecordedNormalForm(normal, trained_leaves)
 
 
-def differentiate_normal_form(recorded: RecordedNormalForm, summand_grads: dict[str, Tensor]) -> Sequence[Tensor]:
+def differentiate_normal_form(
+    recorded: RecordedNormalForm, grad_normal: Mapping[str, Tensor]
+) -> dict[TensorName, Tensor]:
     """Returns the gradient of each tensor in `RecordedNormalForm.trained_leaves`.
 
     Args:
         recorded: The normal form of a block, and the tensors that it was computed from.
-        summand_grads: {field of `NormalForm`: its gradient}, for the fields that need one.
+        grad_normal: {field of `NormalForm`: its gradient}, for the fields that need one.
     """
-    if not recorded.trained_leaves:
-        return []
-    summands = []
-    grads = []
-    for name, grad in summand_grads.items():
-        summand = getattr(recorded.normal, name)
-        summands.append(summand)
-        grads.append(grad.to(summand.dtype))
-    return torch.autograd.grad(summands, recorded.trained_leaves, grads)
+    leaves = recorded.trained_leaves
+    if not leaves:
+        return {}
+    normal_tensors = recorded.normal.tensors()
+    outputs = [normal_tensors[field] for field in grad_normal]
+    grad_outputs = [grad.to(normal_tensors[field].dtype) for field, grad in grad_normal.items()]
+    grads = torch.autograd.grad(outputs, list(leaves.values()), grad_outputs)
+    return dict(zip(leaves, grads, strict=True))
 
 
 class NormalFormGradients(NamedTuple):
-    """The gradients of a block's values and of its normal form."""
+    """The gradients of a block's values and of its normal form, ``query @ key^T + left (x) right + bias``."""
 
     value: Tensor  # laid out as `Block.read` returns the values
-    summands: dict[str, Tensor]  # {field of `NormalForm`: its gradient}, for those that need one
+    tensors: dict[str, Tensor]  # {field of `NormalForm`: its gradient}, for the fields that need one
 
 
 def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_out: Tensor) -> NormalFormGradients:
-    """Returns the gradients of a block's values and of its normal form.
-
-    The *normal form* is the block's logits as ``query @ key^T + left (x) right + bias``; each of these five tensors is
-    a summand here. Each tile, which is some rows of the block, adds its part to the gradients. Its attention weights
-    are computed again for that, because the forward pass has not kept them.
+    """Returns the gradients of a block's values and of its normal form, computed tile by tile.
 
     Args:
         block: Some sentences and heads of the batch.
-        normal: The normal form of the block.
+        normal: The normal form of the block. Those of its tensors that need a gradient have ``requires_grad``.
         value: The block's values as `Block.read` returns them.
         grad_out: The gradient of the block's output, laid out in the same way.
     """
-    sums = start_summand_sums(normal)
-    grad_value = None
-    # The last tile comes first. Even under the causal mask it has all columns, so that its gradient of the values has
-    # the full size, and those of the other tiles can be added to it.
-    for tile in reversed(block.tiles()):
-        # 1. The weights of the tile, computed from its parts of the summands. Autograd records this for step 3.
-        leaves = make_leaves(tile.cut_normal_form(normal), trained=sums.keys())
-        with torch.enable_grad():
-            weights = tile_weights(NormalForm(**leaves), tile, block)
-        # 2. The gradient of the values. The output is ``weights @ value``.
+    grad_value = grad_out.new_empty(grad_out.size())
+    grad_sums = {}
+    for field, tensor in normal.tensors().items():
+        if tensor.requires_grad:
+            grad_sums[field] = zeros_for_sum(tensor)
+
+    tiles = block.tiles()
+    last_tile = tiles[-1]
+    # The last tile comes first. It has all columns, even under the causal mask, so that it can fill `grad_value`, to
+    # which all other tiles add.
+    for tile in reversed(tiles):
+        # The weights of the tile are computed again, because the forward pass has not kept them.
+        recorded = record_weights(tile, block, normal)
         tile_grad_out = grad_out[:, :, tile.rows]
-        grad_value = add_value_gradient(grad_value, weights, tile_grad_out, tile)
-        # 3. The gradient of the weights, and from it those of the tile's parts of the summands.
-        if sums:
-            visible_value = value[:, :, tile.columns]
-            grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(weights.dtype)
-            add_summand_gradients(sums, leaves, weights, grad_weights, tile)
-    assert grad_value is not None, "a block has at least one tile"
-    return NormalFormGradients(grad_value, sums)
+        add_value_gradient(grad_value, recorded.weights, tile_grad_out, tile, overwrites=tile is last_tile)
+        add_normal_form_gradients(grad_sums, recorded, tile_grad_out, value, tile)
+    return NormalFormGradients(grad_value, grad_sums)
 
 
-def start_summand_sums(normal: NormalForm) -> dict[str, Tensor]:
-    """Returns {field of `NormalForm`: zeros to add its gradients to}, for the summands that need a gradient."""
-    sums = {}
-    for name, summand in normal._asdict().items():
-        if summand is not None and summand.requires_grad:
-            sums[name] = zeros_for_sum(summand)
-    return sums
+class RecordedWeights(NamedTuple):
+    """The attention weights of a tile, whose computation autograd has recorded."""
+
+    weights: Tensor  # (sentences, heads, rows, columns)
+    trained_leaves: dict[str, Tensor]  # {field of `NormalForm`: the tile's part of it}, for those that need a gradient
 
 
-def add_summand_gradients(
-    sums: dict[str, Tensor], leaves: dict[str, Tensor], weights: Tensor, grad_weights: Tensor, tile: Tile
-) -> None:
-    """Adds the gradients of a tile's summands to the sums over all tiles of the block, in place.
+def record_weights(tile: Tile, block: Block, normal: NormalForm) -> RecordedWeights:
+    """Computes the attention weights of a tile as in the forward pass, and lets autograd record how.
 
     Args:
-        sums: {field of `NormalForm`: the sum of its gradients so far, for the whole block}, which are changed.
-        leaves: {field of `NormalForm`: the tile's part of it}, from which `weights` was computed.
-        weights: The attention weights of the tile.
-        grad_weights: Their gradient.
         tile: Some rows of the block, and the columns that they see.
-    """
-    trained_leaves = [leaves[name] for name in sums]
-    tile_grads = torch.autograd.grad(weights, trained_leaves, grad_weights)
-    for name, tile_grad in zip(sums, tile_grads, strict=True):
-        tile_sum = tile.cut_summand(name, sums[name])  # a view, so that the sum of the block changes with it
-        tile_sum.add_(tile_grad)
-
-
-def make_leaves(normal: NormalForm, trained: Collection[str]) -> dict[str, Tensor]:
-    """Returns the summands of a normal form by name, as leaves of a new graph of autograd.
-
-    A gradient that is computed in the new graph ends at the leaves.
-
-    Args:
-        normal: The normal form, ``query @ key^T + left (x) right + bias``.
-        trained: The names of the summands that need a gradient.
+        block: Some sentences and heads of the batch.
+        normal: The normal form of the block.
     """
     leaves = {}
-    for name, summand in normal._asdict().items():
-        if summand is not None:
-            leaves[name] = summand.detach().requires_grad_(name in trained)
-    return leaves
+    trained_leaves = {}
+    for field, tensor in normal.tensors().items():
+        # A detached tensor is a leaf of a new graph: gradients that are computed in this graph end at the leaf.
+        leaf = tile.cut(tensor, field).detach().requires_grad_(tensor.requires_grad)
+        leaves[field] = leaf
+        if tensor.requires_grad:
+            trained_leaves[field] = leaf
+    with torch.enable_grad():
+        weights = tile_weights(NormalForm(**leaves), tile, block)
+    return RecordedWeights(weights, trained_leaves)
 
 
-def add_value_gradient(grad_value: Tensor | None, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> Tensor:
-    """Adds a tile's part, ``weights^T @ tile_grad_out``, to the gradient of the values in place, and returns the sum.
+def add_value_gradient(
+    grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile, overwrites: bool
+) -> None:
+    """Adds a tile's part of the gradient of the values, ``weights^T @ tile_grad_out``, to `grad_value` in place.
 
     Args:
-        grad_value: The sum over earlier tiles, (sentences, heads, columns, features), which is changed; or None at the
-            first tile, which must have all columns of the block, so that its product begins the sum.
-        weights: The attention weights of the tile.
-        tile_grad_out: The gradient of the tile's rows of the output.
-        tile: The tile; it has values only in its columns.
+        grad_value: The gradient of the block's values, (sentences, heads, columns, features), in contiguous memory.
+        weights: The attention weights of the tile, (sentences, heads, rows, columns).
+        tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
+        tile: The tile, whose columns of `grad_value` are changed.
+        overwrites: Whether the product replaces the content of `grad_value`, instead of being added to it.
     """
-    weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3)
-    if grad_value is None:
-        return torch.matmul(weights_transposed, tile_grad_out)
-    # `baddbmm_` adds a batch of matrix products in place. It wants sentences and heads as one dimension, the batch.
-    # `flatten` has to return a view here, or a copy would be changed. It does: the first tile's product has made
-    # `grad_value` contiguous, and only columns are cut from it, which leaves sentences and heads evenly spaced.
-    grad_of_columns = grad_value[:, :, tile.columns].flatten(0, 1)
-    grad_of_columns.baddbmm_(weights_transposed.flatten(0, 1), tile_grad_out.flatten(0, 1))
-    return grad_value
+    # torch multiplies lists of matrices in place, so sentences and heads become one dimension.
+    weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3).flatten(0, 1)
+    tile_grad_out = tile_grad_out.flatten(0, 1)
+    sentences, heads, length, features = grad_value.size()
+    grad_of_columns = grad_value.view(sentences * heads, length, features)[:, tile.columns]
+    if overwrites:
+        torch.bmm(weights_transposed, tile_grad_out, out=grad_of_columns)
+    else:
+        grad_of_columns.baddbmm_(weights_transposed, tile_grad_out)
+
+
+def add_normal_form_gradients(
+    grad_sums: Mapping[str, Tensor],
+    recorded: RecordedWeights,
+    tile_grad_out: Tensor,
+    value: Tensor,
+    tile: Tile,
+) -> None:
+    """Adds a tile's part of the gradients of the normal form to `grad_sums` in place.
+
+    Args:
+        grad_sums: {field of `NormalForm`: the sum of its gradients so far, for all rows of the block}.
+        recorded: The attention weights of the tile, and the parts of the normal form that they were computed from.
+        tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
+        value: The values of the block, (sentences, heads, length, features).
+        tile: The tile, whose rows and columns of the sums are changed.
+    """
+    leaves = recorded.trained_leaves
+    if not leaves:
+        return
+    # The output is ``weights @ visible_value``, so the gradient of the weights is ``grad_out @ visible_value^T``.
+    visible_value = value[:, :, tile.columns]
+    grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(recorded.weights.dtype)
+    grads = torch.autograd.grad(recorded.weights, list(leaves.values()), grad_weights)
+    for field, grad in zip(leaves, grads, strict=True):
+        tile_sum = tile.cut(grad_sums[field], field)  # a view of the sum
+        tile_sum.add_(grad)
