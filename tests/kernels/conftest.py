@@ -10,7 +10,7 @@ import functools
 import numpy
 import pytest
 import torch
-from kernel_calls import MIXED
+from kernel_calls import MIXED, list_tensors
 
 from fairseq_synth.computations import kernels
 from fairseq_synth.computations.kernels.check import Comparison
@@ -134,10 +134,9 @@ def checked_memory(monkeypatch):
     memory = []  # the first address of each tensor of the running kernel, and the address behind its end
 
     def run_with_checks(launch, tensors):
-        for tensor in tensors.values():
-            if tensor is not None:
-                storage = tensor.untyped_storage()
-                memory.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+        for tensor in list_tensors(tensors):
+            storage = tensor.untyped_storage()
+            memory.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
         run(launch, tensors)
         memory.clear()
 

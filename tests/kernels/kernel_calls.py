@@ -23,6 +23,15 @@ def plan_with(monkeypatch, name, value):
     kernels.find_plan.cache_clear()
 
 
+def list_tensors(tensors):
+    """Returns all tensors among the `PassTensors` of a launch, which are in named tuples, as a list."""
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    if isinstance(tensors, tuple):
+        return [tensor for part in tensors for tensor in list_tensors(part)]
+    return []  # None: there is no such tensor
+
+
 def plan_short_sentences(monkeypatch, is_short):
     """Lets sentences of any length be computed by the kernels for short sentences, or by those for long ones."""
     plan_with(monkeypatch, "is_short", lambda layout: is_short)

@@ -46,7 +46,7 @@ def compared(monkeypatch):
 
 
 def plant_error(monkeypatch, kernel, change):
-    """Makes a kernel wrong: `change` is called with its tensors by their names after each launch."""
+    """Makes a kernel wrong: `change` is called with its tensors after each launch."""
     run = kernels.run
 
     def run_wrongly(launch, tensors):
@@ -82,23 +82,23 @@ def check_that_the_definition_is_used(results, monkeypatch, **call):
 
 
 def change_output(tensors):
-    tensors["out"].mul_(1.1)
+    tensors.out.mul_(1.1)
 
 
 def change_values_gradient(tensors):
-    tensors["to_packed"][..., -1] = 0.5  # a feature of a value
+    tensors.gradients.value[..., -1] = 0.5  # a feature of a value
 
 
 def change_matrix_gradient(tensors):
-    tensors["to_r"].mul_(0.5)
+    tensors.totals.matrix.mul_(0.5)
 
 
 def change_weights_gradient(tensors):
-    tensors["to_weights"].neg_()
+    tensors.totals.weights.neg_()
 
 
 def write_no_number(tensors):
-    tensors["out"][0, 0] = float("nan")
+    tensors.out[0, 0] = float("nan")
 
 
 @interpreted
@@ -169,7 +169,7 @@ def test_an_error_with_dropout_is_seen(monkeypatch, caplog):
     probabilities = []
 
     def change(tensors):
-        assert tensors["seed"] is not None
+        assert tensors.tensors.seed is not None
         probabilities.append(True)
         change_output(tensors)
 
@@ -234,7 +234,7 @@ def test_a_part_of_a_large_batch_is_compared(monkeypatch, caplog):
     monkeypatch.setattr(check, 3 * 2 * 6 * 6)  # of three sentences
 
     def change_last_sentence(tensors):
-        tensors["out"].view(6, 8, 6)[:, -1] = 0.0
+        tensors.out.view(6, 8, 6)[:, -1] = 0.0
 
     plant_error(monkeypatch, "forward_short", change_last_sentence)
     make_attention("random+vanilla")(torch.randn(6, 8, 6))

@@ -26,8 +26,8 @@ from kernel_calls import (
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.computations import kernels
 from fairseq_synth.computations.kernels import launches
+from fairseq_synth.computations.kernels.arguments import PassTensors, WeightRows
 from fairseq_synth.computations.kernels.check import compare
-from fairseq_synth.computations.kernels.tensors import NO_WEIGHTS
 from fairseq_synth.logits import Bias, Product
 from fairseq_synth.positions import take_columns, take_window
 from recipes.steps import ROOT
@@ -130,6 +130,7 @@ class GpuKernel:
     def __init__(self, kernel, spills, compiled, called):
         self.kernel = kernel
         self.__name__ = f"{kernel.__module__}.{kernel.__name__}"
+        self.arg_names = kernel.arg_names
         self.spills = spills
         self.compiled = compiled
         self.called = called
@@ -239,13 +240,13 @@ def test_compiled_kernels_are_compared_before_they_are_used(pretend_gpu, monkeyp
 def make_layout(**sizes):
     """Returns a layout of a GPU, in which all sizes that are not given are 0."""
     fields = dict.fromkeys(launches.Layout._fields, 0)
-    fields.update(value_width=64, weight_rows=NO_WEIGHTS, wanted=())
+    fields.update(value_width=64, weight_rows=WeightRows(), wanted=())
     fields.update(sizes)
     return launches.Layout(**fields)
 
 
 QUERIES = {"query_width": 64}
-SHARED_KEYS = {"shared_width": 64}
+DENSE = {"dense_width": 64}
 OUTER = {"right_width": 9}
 MATRIX = {"matrix_columns": 9}
 
@@ -254,12 +255,12 @@ MATRIX = {"matrix_columns": 9}
     "length, sizes",
     [
         (32, MATRIX),
-        (32, {**QUERIES, **SHARED_KEYS, **MATRIX}),
+        (32, {**QUERIES, **DENSE, **MATRIX}),
         (32, {"value_width": 72, **MATRIX}),
-        (32, {"value_width": 72, "shared_width": 72}),
+        (32, {"value_width": 72, "dense_width": 72}),
         (64, MATRIX),
         (64, QUERIES),
-        (64, SHARED_KEYS),
+        (64, DENSE),
         (64, {"value_width": 40, "query_width": 40}),
     ],
 )
@@ -270,12 +271,12 @@ def test_short_sentences_whose_tiles_fit_into_registers(length, sizes):
 @pytest.mark.parametrize(
     "length, sizes",
     [
-        (32, {**QUERIES, **SHARED_KEYS, **OUTER, **MATRIX}),
-        (32, {"query_width": 64, "shared_width": 72}),
+        (32, {**QUERIES, **DENSE, **OUTER, **MATRIX}),
+        (32, {"query_width": 64, "dense_width": 72}),
         (32, {"value_width": 72, **OUTER}),
         (33, {**QUERIES, **MATRIX}),
         (64, {"value_width": 65, **MATRIX}),
-        (64, {"value_width": 40, "shared_width": 40}),
+        (64, {"value_width": 40, "dense_width": 40}),
         (64, {**QUERIES, **MATRIX}),
         (64, OUTER),
         (65, MATRIX),
@@ -288,8 +289,8 @@ def test_sentences_that_are_too_long_or_have_too_many_summands_for_registers(len
 
 def read_constants(launch):
     """Returns the constants that the kernel of a launch is compiled for, and its options."""
-    constants = next(number for number in launch.numbers if type(number).__name__ == "Constants")
-    return launch.kernel.__name__, *[constant.value for constant in constants], *launch.options.values()
+    constants = [constant.value for constant in launch.numbers["constants"]]
+    return launch.kernel.__name__, *constants, *launch.options.values()
 
 
 @pytest.mark.parametrize("right_width", [0, 8, 17, 64])
@@ -309,8 +310,8 @@ def test_calls_of_one_kind_have_the_same_kernels(summands, right_width):
             wanted=("packed",),
             **sizes,
         )
-        plan = launches.Plan(layout)
-        constants = [read_constants(launch) for launch in (plan.forward, *plan.backward)]
+        planned = launches.Plan(layout).launches
+        constants = [read_constants(launch) for launch in (planned.forward, *planned.backward)]
         expected = kernels_of_kinds.setdefault(layout.kind(), constants)
         assert constants == expected, length
 
@@ -337,10 +338,10 @@ def test_tiles_of_short_sentences(sizes, forward, backward):
     [
         (dict(length=130, **MATRIX), (64, 64, 4, 2), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
         (dict(length=130, **QUERIES, **MATRIX), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(length=130, **QUERIES, **SHARED_KEYS), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
+        (dict(length=130, **QUERIES, **DENSE), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
         (dict(length=130, **OUTER), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
         (
-            dict(length=130, **QUERIES, **SHARED_KEYS, **MATRIX),
+            dict(length=130, **QUERIES, **DENSE, **MATRIX),
             (32, 32, 4, 2),
             (32, 32, 4, 3),
             (32, 32, 4, 2),
@@ -375,13 +376,11 @@ class Programs(NamedTuple):
 
 def plan_programs(**sizes):
     """Returns the `Programs` of each launch but the last, which adds sums up: of 1,000 sentences, 8 heads, in bf16."""
-    layout = make_layout(bsz=1000, num_heads=8, dtypes=(torch.bfloat16,), wanted=("packed", "r"), **sizes)
-    plan = launches.Plan(layout)
+    layout = make_layout(bsz=1000, num_heads=8, dtypes=(torch.bfloat16,), wanted=("packed", "matrix"), **sizes)
+    planned = launches.Plan(layout).launches
     programs = []
-    for launch in [plan.forward, *plan.backward[:-1]]:
-        # behind the numbers that all launches have, and before the constants
-        own_numbers = launch.numbers[len(plan.numbers) : -1]
-        sentences = own_numbers[0] if own_numbers else None
+    for launch in [planned.forward, *planned.backward[:-1]]:
+        sentences = launch.numbers.get("sentences_per_group")
         programs.append(Programs(launch.grid[:2], launch.options["num_warps"], sentences))
     return programs
 
@@ -416,9 +415,9 @@ def test_memory_for_the_sums_of_short_sentences():
         dtypes=(torch.bfloat16,),
         matrix_rows=32,
         matrix_columns=32,
-        wanted=("r",),
+        wanted=("matrix",),
     )
-    assert launches.Plan(layout).sums == {"sum_r": 63 * 8 * 32 * 32}
+    assert launches.Plan(layout).launches.memory == {"matrix": 63 * 8 * 32 * 32}
 
 
 def test_memory_for_the_sums_of_long_sentences():
@@ -434,36 +433,50 @@ def test_memory_for_the_sums_of_long_sentences():
         right_width=13,
         matrix_rows=130,
         matrix_columns=130,
-        weight_rows=launches.WeightRows(q=0, x=-1, outer=1, c=-1, r=2),
-        wanted=("packed", "pair", "r", "weights"),
+        weight_rows=WeightRows(product=0, outer=1, matrix=2),
+        wanted=("packed", "factors", "matrix", "weights"),
     )
-    assert launches.Plan(layout).sums == {
+    assert launches.Plan(layout).launches.memory == {
         "delta": 50 * 8 * 130,
-        "sum_r": 8 * 130 * 130,
-        "sum_a_outer": 50 * 9 * 8,
-        "sum_a_q": 50 * 9 * 8,
-        "sum_a_r": 9 * 9 * 8,
+        "matrix": 8 * 130 * 130,
+        "outer_weight": 50 * 9 * 8,
+        "product_weight": 50 * 9 * 8,
+        "matrix_weight": 9 * 9 * 8,
     }
+
+
+def test_the_memory_of_a_group_is_followed_by_that_of_the_next_group():
+    """The last name has all memory behind its beginning."""
+    memory = launches.repeat_for_groups({"dense_key": 12, "bias_row": 4}, num_groups=3)
+    assert memory == {"dense_key": 12, "bias_row": 4 + 2 * (12 + 4)}
+
+
+def test_the_arguments_of_a_launch_have_the_order_of_the_kernel():
+    kernel = CompiledOnly(spills=0, stages=99)
+    kernel.arg_names = ["tensors", "out", "T", "B"]
+    launch = launches.Launch(kernel, grid=(5,), numbers={"B": 3, "T": 2}, num_warps=4)
+    assert launch.args(PassTensors(tensors="the tensors", out="the output")) == ["the tensors", "the output", 2, 3]
 
 
 @pytest.mark.parametrize(
     "sizes, expected",
     [
-        (dict(length=130, right_width=4), dict(FACTOR=64, UNIT=8, PRECISION="tf32")),
-        (dict(length=9, value_width=12, query_width=8), dict(FACTOR=16, UNIT=1, Q_BLOCK=16, A_R=3)),
+        (dict(length=130, right_width=4), dict(FACTOR_BLOCK=64, UNIT=8, PRECISION="tf32")),
+        (dict(length=9, value_width=12, query_width=8), dict(FACTOR_BLOCK=16, UNIT=1, QUERY_BLOCK=16, MATRIX_WEIGHT=3)),
         (dict(dtypes=(torch.float32,)), dict(PRECISION="ieee")),
     ],
 )
 def test_constants_that_kernels_are_compiled_for(sizes, expected):
     """Both factors fit, several numbers are read at once where all widths allow it, and fp32 is not rounded."""
-    layout = make_layout(**{"dtypes": (torch.bfloat16,), "weight_rows": NO_WEIGHTS._replace(r=3), **sizes})
+    layout = make_layout(**{"dtypes": (torch.bfloat16,), "weight_rows": WeightRows(matrix=3), **sizes})
     constants = launches.make_constants(layout, launches.Tile(16, 16, 4))
     for name, value in expected.items():
         assert getattr(constants, name).value == value, name
 
 
 def test_a_launch_has_one_program_in_other_directions_and_one_stage_by_default():
-    launch = launches.Launch(None, grid=(5,), tensor_names=(), numbers=(), num_warps=4)
+    kernel = CompiledOnly(spills=0, stages=99)
+    launch = launches.Launch(kernel, grid=(5,), numbers={}, num_warps=4)
     assert launch.grid == (5, 1, 1)
     assert launch.options == {"num_warps": 4, "num_stages": 1}
 
@@ -484,7 +497,7 @@ def test_a_launch_has_one_program_in_other_directions_and_one_stage_by_default()
 def test_a_kernel_is_compiled_with_fewer_stages_or_more_warps_until_it_fits(kernel, tried, kept):
     """It starts with 2 warps and 3 stages. `tried` and `kept` are numbers of warps and stages."""
     kernel = CompiledOnly(**kernel)
-    launch = launches.Launch(kernel, grid=(7,), tensor_names=(), numbers=(), num_warps=2, num_stages=3)
+    launch = launches.Launch(kernel, grid=(7,), numbers={}, num_warps=2, num_stages=3)
     launch.compile([])
     assert kernel.tried == tried
     assert launch.compiled == (kept, (7, 1, 1))
@@ -493,7 +506,7 @@ def test_a_kernel_is_compiled_with_fewer_stages_or_more_warps_until_it_fits(kern
 
 def test_a_kernel_that_fits_with_no_options_is_an_error():
     kernel = CompiledOnly(spills=0, stages=0)
-    launch = launches.Launch(kernel, grid=(7,), tensor_names=(), numbers=(), num_warps=2, num_stages=3)
+    launch = launches.Launch(kernel, grid=(7,), numbers={}, num_warps=2, num_stages=3)
     with pytest.raises(OutOfResources):
         launch.compile([])
 
@@ -508,6 +521,7 @@ class CompiledOnly:
     """
 
     def __init__(self, spills, stages, stages_of_8_warps=None):
+        self.arg_names = ["tensors", "out"]
         self.n_spills = spills
         self.most_stages = {2: stages, 4: stages, 8: stages if stages_of_8_warps is None else stages_of_8_warps}
         self.tried = []  # the numbers of warps and stages with which it was compiled

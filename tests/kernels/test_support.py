@@ -99,16 +99,6 @@ def test_what_is_not_supported(monkeypatch):
     assert not supported([matrix])
 
 
-def test_the_terms_of_a_refused_call_are_not_kept(monkeypatch):
-    """Otherwise its tensors would stay in memory until the next call that the kernels take."""
-    monkeypatch.setattr(kernels, "latest", None)
-    query, key = torch.randn(2, 3, 2, 7, 8)
-    assert kernels.refuses(Logits([Product(query, key)]), torch.randn(3, 2, 7, 8), None, None, 0.0) != ""
-    assert kernels.latest is None
-    assert kernels.refuses(Logits([Bias(torch.randn(1, 2, 7, 7))]), torch.randn(3, 2, 7, 8), None, None, 0.0) == ""
-    assert kernels.latest is not None
-
-
 @pytest.mark.parametrize("error", [RuntimeError("out of registers"), torch.cuda.OutOfMemoryError("CUDA out of memory")])
 def test_a_kernel_that_does_not_load(error, monkeypatch):
     """One line; but fairseq sees when memory ends. The next call tries again."""

@@ -6,6 +6,7 @@ differ.
 
 ==================  ==================================================================================
 this file           which calls the kernels take, and how they are called
+`arguments`         the arguments of the kernels, and the names of tensors and summands
 `tensors`           how the kernels read the tensors of a call
 `launches`          which kernels a call launches, with which tiles, numbers and memory
 `check`             the comparison with the definition
@@ -18,7 +19,7 @@ this file           which calls the kernels take, and how they are called
 import logging
 import os
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +30,15 @@ from ...logits import Logits
 from ...masks import is_causal
 from ...tensors import is_recorded
 from .. import plain
+from .arguments import (
+    CallTensors,
+    PartialSums,
+    PassTensors,
+    find_backward_tensors,
+    find_kernel_tensors,
+)
 from .check import compare
-from .launches import Launch, Plan, find_plan, name_tensors
+from .launches import Launch, Plan, find_plan
 from .tensors import Call, Summands, align_memory, prepare_call, sort_terms
 
 logger = logging.getLogger(__name__)
@@ -47,43 +55,25 @@ MAX_HEAD_DIM = 128
 MAX_HEAD_DIM_OF_MIXTURES = 64  # the limit for mixtures of three functions or more
 
 
-class SortedTerms(NamedTuple):
-    """The terms of logits, sorted."""
-
-    logits: Logits
-    summands: Summands
-
-
-# The sorted terms of the call that `refuses` has taken last. `compute`, which comes next, need not sort them again.
-latest: SortedTerms | None = None
-
-
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns why the kernels cannot take a call, or an empty string if they can. Then `compute` has to come next.
+    """Returns why the kernels cannot take a call, or an empty string if they can.
 
     The arguments are those of `computations.attend`, as for every computation. The padding mask and dropout do not
     matter here. If the kernels are switched on, each reason is logged once.
 
     Raises:
-        SynthesizerError: The environment variable is neither 1 nor 0.
+        SynthesizerError: The environment variable FAIRSEQ_SYNTH_KERNELS is neither 1 nor 0.
     """
     if not are_on():
         return "they are switched off"
     reason = refuse_tensors(value, attn_mask)
+    if not reason:
+        reason = refuse_summands(sort_terms(logits, value), value)
     if reason:
         log_refusal(reason)
-        return reason
-    summands = sort_terms(logits, value)
-    reason = refuse_summands(summands, value)
-    if reason:
-        log_refusal(reason)
-        return reason
-    # `compute` takes the sorted terms. Those of a refused call must not be kept: nothing would take them, and their
-    # tensors would stay in memory.
-    keep_summands(logits, summands)
-    return ""
+    return reason
 
 
 def are_on() -> bool:
@@ -115,30 +105,13 @@ def refuse_summands(summands: Summands, value: Tensor) -> str:
     reason = summands.reason_to_refuse()
     if reason:
         return reason
-    # A kernel holds a tile of each summand in registers. The more summands there are, the narrower heads have to be.
-    limit = MAX_HEAD_DIM if summands.number_of_tiles() <= 2 else MAX_HEAD_DIM_OF_MIXTURES
-    if max(value.size(3), summands.widest_factor()) > limit:
+    # A kernel holds a tile of each term but a row in registers. The more terms, the narrower heads have to be.
+    terms_with_tiles = [*summands.product, *summands.dense, *summands.outer, *summands.matrix]
+    limit = MAX_HEAD_DIM if len(terms_with_tiles) <= 2 else MAX_HEAD_DIM_OF_MIXTURES
+    widths = [product.query.size(3) for product in [*summands.product, *summands.dense]]
+    if max(value.size(3), *widths, 0) > limit:
         return f"heads are wider than {limit}"
     return ""
-
-
-def keep_summands(logits: Logits, summands: Summands) -> None:
-    """Keeps the sorted terms of logits for `take_summands`."""
-    global latest
-    latest = SortedTerms(logits, summands)
-
-
-def take_summands(logits: Logits, value: Tensor) -> Summands:
-    """Returns the sorted terms of logits: those that `keep_summands` has kept, if they are of the same logits.
-
-    The kept terms are forgotten, because they would keep the tensors of the call in memory.
-    """
-    global latest
-    kept = latest
-    latest = None
-    if kept is not None and kept.logits is logits:
-        return kept.summands
-    return sort_terms(logits, value)
 
 
 @cache
@@ -158,6 +131,7 @@ def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
         needs = f"an NVIDIA GPU of compute capability {major}.{minor} or higher, and Triton"
         logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
         return False
+    # On a CPU, Triton's interpreter runs the kernels (`is_suitable_device`).
     suitable_types = INTERPRETED if device.type == "cpu" else DTYPES
     if dtype not in suitable_types:
         logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: use --fp16, --bf16 or --amp")
@@ -199,7 +173,8 @@ def compute(
 
     If the kernels turn out to be wrong in the first call of a kind, the result is that of `plain`.
     """
-    summands = take_summands(logits, value)
+    # The terms are sorted again, which takes less than to keep them since `refuses`, and to let go of them afterwards.
+    summands = sort_terms(logits, value)
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
     plan = find_plan(call.layout)
     if not plan.is_loaded:
@@ -208,7 +183,8 @@ def compute(
             return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
     seed = None
     if dropout > 0:
-        seed = torch.randint(1 << 62, (1,), device=value.device)
+        largest_seed = 1 << 62  # a number of 64 bits with a sign
+        seed = torch.randint(largest_seed, (1,), device=value.device)
     return attend(plan, call, seed)
 
 
@@ -220,32 +196,28 @@ def attend(plan: Plan, call: Call, seed: Tensor | None) -> Tensor:
         call: The call.
         seed: The seed of the dropped weights, (1,), which a layout with dropout needs; else None.
     """
-    hidden = None
-    if call.key_padding_mask is not None:
-        # The kernels take bytes, not booleans, and rely on their alignment.
-        (hidden,) = align_memory([call.key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)])
-    out: Tensor = KernelAttention.apply(plan, hidden, seed, *call.tensors)
+    out: Tensor = KernelAttention.apply(plan, call.hidden, seed, *call.tensors)
     return out
 
 
 def attend_without_dropping(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> Tensor:
-    """Returns the result (T B, C) of the kernels that `compute` would launch, but with a dropout probability of 0.
+    """Returns the result (T B, C) of the kernels that `compute` would launch, but without dropping a weight.
 
-    A kernel with dropout is compiled once for all probabilities. At a probability of 0 it keeps every weight, so that
-    its result can be compared with the definition's. It still reads a seed, whose value then has no effect. No random
-    number is drawn, so the random numbers of the program stay as they are.
+    This result can be compared with the definition's. The kernels are the ones that `compute` launches, because kernels
+    with dropout are compiled once for all probabilities. They are given a probability of 0, and keep every weight.
     """
     summands = sort_terms(logits, value)
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
-    # `has_dropout` decides whether a kernel is compiled with dropout, and stays as it is. The probability `dropout` is
-    # only passed to the kernel as an argument.
+    # The kernels depend on `has_dropout`, which stays as it is. The probability is only an argument of the kernels.
     plan = find_plan(call.layout._replace(dropout=0.0))
-    if not is_interpreted():
+    if not is_interpreted():  # Triton's interpreter, with which tests run the kernels, compiles nothing
         compile_kernels(plan, call)
     seed = None
     if call.layout.has_dropout:
+        # The kernels read a seed, which has no effect. It is not drawn, because that would change the random numbers of
+        # the training.
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
     return attend(plan, call, seed)
 
@@ -257,27 +229,35 @@ def load(plan: Plan, call: Call) -> bool:
     """Compiles the kernels of a plan, and compares them with the definition if they are the first of their kind.
 
     Returns:
-        whether the kernels may be used for this call. If so, `plan.is_loaded` is set. If their results differ from the
-        definition's, the kernels are switched off for the rest of the process, with a warning. If the definition's own
-        results are not finite, the comparison says nothing. Then the kernels are not used for this call, and the next
-        call is compared.
+        whether the kernels may be used for this call. If so, later calls with this plan need not be loaded again.
 
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
     """
-    if not is_interpreted():
+    if not is_interpreted():  # Triton's interpreter, with which tests run the kernels, compiles nothing
         compile_kernels(plan, call)
     kind = call.layout.kind()
     if kind not in CHECKED:
-        comparison = compare(call, attend_without_dropping)
-        if comparison.difference:
-            switch_off(comparison.difference)
+        are_right = check_kernels(call)
+        if not are_right:
             return False
-        if not comparison.is_finite:
-            return False  # undecided: `is_loaded` stays false, so that the next call comes here again
         CHECKED.add(kind)
     plan.is_loaded = True
     return True
+
+
+def check_kernels(call: Call) -> bool:
+    """Returns whether the results of the kernels for a call are those of the definition.
+
+    If they are not, the kernels are switched off for the rest of the process, with a warning. If the results of the
+    definition are not finite, they show nothing. Then the kernels are not used for this call either, but they stay on,
+    and the next call is compared.
+    """
+    comparison = compare(call, attend_without_dropping)
+    if comparison.difference:
+        switch_off(comparison.difference)
+        return False
+    return comparison.is_finite
 
 
 def switch_off(difference: str) -> None:
@@ -294,8 +274,8 @@ def switch_off(difference: str) -> None:
 def compile_kernels(plan: Plan, call: Call) -> None:
     """Compiles the kernels of a plan and loads them on the GPU, unless they are compiled already.
 
-    Those of the backward pass are compiled now, too. When it runs, it would be too late to compute the call in another
-    way.
+    Those of the backward pass are compiled now, too. If one of them failed later, the forward pass would have run by
+    kernels already, and the call could no longer be computed without them.
 
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
@@ -305,7 +285,7 @@ def compile_kernels(plan: Plan, call: Call) -> None:
     tensors = make_stand_ins(plan, call)
     try:
         with torch.cuda.device_of(call.value):
-            for launch in [plan.forward, *plan.backward]:
+            for launch in [plan.launches.forward, *plan.launches.backward]:
                 launch.compile(launch.args(tensors))
     except torch.cuda.OutOfMemoryError:
         raise  # fairseq leaves such a batch out
@@ -314,30 +294,32 @@ def compile_kernels(plan: Plan, call: Call) -> None:
     plan.is_compiled = True
 
 
-def make_stand_ins(plan: Plan, call: Call) -> dict[Any, Any]:
-    """Returns {name: tensor} with a tensor of the right type for each tensor that the launches of a plan use.
+def make_stand_ins(plan: Plan, call: Call) -> PassTensors:
+    """Returns a tensor of the right type for each tensor that the launches of a plan use.
 
     A kernel is compiled for the types of its tensors, whose sizes and values do not matter. So no tensor of the right
     size is allocated: any tensor of the same type stands for it.
     """
-    # "packed" comes first among the tensors of a call. It has the type of the values, and so have output and gradient.
-    in_type_of_values = call.tensors[0]
-    in_fp32 = in_type_of_values.new_empty(1, dtype=torch.float32)
-    tensors = name_tensors(
-        hidden=in_type_of_values.new_empty(1, dtype=torch.uint8),
-        seed=in_type_of_values.new_empty(1, dtype=torch.int64),
-        out=in_type_of_values,
+    layout = plan.layout
+    inputs = dict(zip(layout.tensor_names, call.tensors))
+    packed = inputs["packed"]  # it has the type of the values, and so have output and gradient
+    in_fp32 = packed.new_empty(1, dtype=torch.float32)
+    hidden = packed.new_empty(1, dtype=torch.uint8) if layout.has_hidden else None
+    seed = packed.new_empty(1, dtype=torch.int64) if layout.has_dropout else None
+    gradients = {name: inputs[name] for name in layout.wanted}  # a gradient has the type of its tensor
+    sums = dict.fromkeys(plan.launches.memory, in_fp32)
+    return find_backward_tensors(
+        find_kernel_tensors(CallTensors(**inputs), hidden, seed, has_query=layout.query_width > 0),
+        out=packed,
         lse=in_fp32,
-        grad=in_type_of_values,
+        out_gradient=packed,
+        gradients=CallTensors(**gradients),
+        sums=PartialSums(**sums),
     )
-    tensors.update(zip(plan.names, call.tensors))
-    tensors.update(zip(plan.gradient_names, call.tensors))  # a gradient has the type of its tensor
-    tensors.update(dict.fromkeys(plan.sums, in_fp32))
-    return tensors
 
 
-def run(launch: Launch, tensors: dict[Any, Any]) -> None:
-    """Launches a kernel. `tensors`: what `name_tensors` returns, with all tensors of the launch."""
+def run(launch: Launch, tensors: PassTensors) -> None:
+    """Launches a kernel with the tensors of its pass."""
     arguments = launch.args(tensors)
     if launch.compiled is not None:
         # ``launch.kernel[launch.grid]`` would do, but Triton takes much longer to find the compiled kernel than to
@@ -366,57 +348,65 @@ class KernelAttention(torch.autograd.Function):
             plan: The launches.
             hidden: (B, T), not 0 at padding, or None.
             seed: The seed of the dropped weights, (1,), or None without dropout.
-            inputs: The tensors of the call, in the order of `plan.names`.
+            inputs: The tensors with the names ``plan.layout.tensor_names``. Autograd sees only a tensor that is an
+                argument of its own.
         """
         layout = plan.layout
-        out = inputs[0].new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
-        lse = None  # the kernel for short sentences writes none
+        call_tensors = CallTensors(**dict(zip(layout.tensor_names, inputs)))
+        out = call_tensors.packed.new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
+        lse = None
+        saved_out = None
         if plan.is_long:
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
-        tensors = name_tensors(hidden=hidden, seed=seed, out=out, lse=lse)
-        tensors.update(zip(plan.names, inputs))
-        with torch.cuda.device_of(out):  # the current device may be another; in the backward pass torch sets it
-            run(plan.forward, tensors)
+            saved_out = out
+        kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=layout.query_width > 0)
+        # On a machine with several GPUs, the current one may be another than that of the tensors. Before the backward
+        # pass, torch makes the right one the current one.
+        with torch.cuda.device_of(out):
+            run(plan.launches.forward, PassTensors(kernel_tensors, out, lse))
         ctx.plan = plan
-        if plan.is_long:
-            ctx.save_for_backward(hidden, seed, lse, out, *inputs)
-        else:
-            ctx.save_for_backward(hidden, seed, None, None, *inputs)
+        ctx.save_for_backward(saved_out, lse, hidden, seed, *inputs)  # `backward` reads them in this order
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of all arguments of `forward`, which are None for the first three.
 
         Args:
             ctx: What `forward` has saved.
-            grad: The gradient of the output, (T B, C).
+            out_gradient: The gradient of the output, (T B, C).
         """
         plan: Plan = ctx.plan
-        # Tensors in the order in which `forward` has saved them. A hook on saved tensors, such as torch's
-        # `save_on_cpu`, may bring them back to an address that is not aligned.
-        hidden, seed, lse, out, *inputs, grad = align_memory([*ctx.saved_tensors, grad.contiguous()])
-        tensors = name_tensors(hidden=hidden, seed=seed, out=out, lse=lse, grad=grad)
+        layout = plan.layout
+        # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
+        out_gradient, out, lse, hidden, seed, *inputs = align_memory([out_gradient.contiguous(), *ctx.saved_tensors])
+        inputs_by_name = dict(zip(layout.tensor_names, inputs))
+        kernel_tensors = find_kernel_tensors(
+            CallTensors(**inputs_by_name), hidden, seed, has_query=layout.query_width > 0
+        )
 
-        # 1. The inputs, and for each of them the gradient that the kernels write; None if it is not wanted.
-        gradients: list[Tensor | None] = []
-        for name, gradient_name, tensor in zip(plan.names, plan.gradient_names, inputs):
-            gradient = torch.empty_like(tensor) if name in plan.layout.wanted else None
-            tensors[name] = tensor
-            tensors[gradient_name] = gradient
-            gradients.append(gradient)
+        # 1. The gradient of each input, which the kernels write; None if it is not wanted.
+        gradients: dict[str, Any] = {}
+        for name, tensor in inputs_by_name.items():
+            gradients[name] = torch.empty_like(tensor) if name in layout.wanted else None
         if plan.has_unused_factors:
-            tensors["to_pair"].zero_()  # the gradient of "pair"; the kernels write all of it but the unused factors
+            gradients["factors"].zero_()  # the kernels write all of it but the unused factors
 
         # 2. Memory for partial sums: a single allocation, which is divided. The kernels rely on the sums being side by
-        # side (`Plan.reserve_sums`). `split` would be much slower than `split_with_sizes`.
-        if plan.sums:
-            sizes = list(plan.sums.values())
-            memory = grad.new_empty(sum(sizes), dtype=torch.float32)
-            tensors.update(zip(plan.sums, memory.split_with_sizes(sizes)))
+        # side (`launches.repeat_for_groups`).
+        sums = PartialSums()
+        memory_sizes = plan.launches.memory
+        if memory_sizes:
+            sizes = list(memory_sizes.values())
+            memory = out_gradient.new_empty(sum(sizes), dtype=torch.float32)
+            pieces = memory.split_with_sizes(sizes)  # `split` would be much slower
+            sums = PartialSums(**dict(zip(memory_sizes, pieces)))
 
         # 3. The kernels.
-        for launch in plan.backward:
+        tensors = find_backward_tensors(
+            kernel_tensors, out, lse, out_gradient, gradients=CallTensors(**gradients), sums=sums
+        )
+        for launch in plan.launches.backward:
             run(launch, tensors)
-        return (None, None, None, *gradients)
+        return (None, None, None, *gradients.values())

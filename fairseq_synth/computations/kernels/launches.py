@@ -1,15 +1,26 @@
 """The launches of the Triton kernels for a call: their tiles, numbers and memory, which follow from its sizes alone.
 
-A launch has names in the place of tensors, so that it serves every call of the same sizes.
+A launch has no tensors, so that it serves every call of the same sizes. It takes them from the `PassTensors` of a call.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+
+from .arguments import (
+    SHARED_TENSORS,
+    SUMMANDS,
+    AdditionBlocks,
+    AdditionNumbers,
+    CallNumbers,
+    Constants,
+    GroupNumbers,
+    PassTensors,
+    WeightRows,
+)
 
 MAX_SPILLS = 100  # registers of a thread that may lie in memory: up to so many, more warps were slower on an H100
 MAX_WARPS = 8
@@ -18,32 +29,18 @@ PROGRAMS = 264  # a backward pass aims at this number of programs: two for each 
 # The last launch of a backward pass adds up the sums of groups of sentences. Each of its programs writes this many
 # numbers of a gradient.
 ADDITION_BLOCK = 256
-# If R is given by its values by distance, a program writes fewer numbers, because each one is the sum of a diagonal.
+# If the matrix is given by its values by distance, a program writes fewer numbers, because each one is the sum of a
+# diagonal.
 DISTANCES_BLOCK = 16
 GROUPS_AT_ONCE = 4  # how many groups a program of the last launch reads at once
-NAMES = ("packed", "x", "w", "pair", "c", "r", "weights")  # the tensors of a call, as `tensors` describes them
-BY_SENTENCE = ("v", "q", "k", "x", "left", "right")  # gradients that each sentence has for itself
-SHARED = ("w", "c", "r")  # gradients that are sums over the sentences
-
-
-class WeightRows(NamedTuple):
-    """The row of weights (M, H) that is the weight of each summand; -1 for a weight of 1."""
-
-    q: int = -1  # the product of queries and keys
-    x: int = -1  # the product with shared keys
-    outer: int = -1
-    c: int = -1
-    r: int = -1
-
-
-SUMMANDS = WeightRows._fields
 
 
 class Layout(NamedTuple):
-    """Everything that the launches of a call depend on."""
+    """Everything that the launches of a call depend on. The names of summands and tensors are those of `arguments`."""
 
     device: torch.device
-    dtypes: tuple[torch.dtype, ...]  # the types of the tensors, in the order of `NAMES`
+    tensor_names: tuple[str, ...]  # the fields of `CallTensors` that there are
+    dtypes: tuple[torch.dtype, ...]  # the types of these tensors
     length: int  # tokens of each sentence, T
     bsz: int  # sentences, B
     num_heads: int  # H
@@ -57,111 +54,117 @@ class Layout(NamedTuple):
     # The sizes of a summand that does not occur are 0.
     query_width: int = 0  # features of a query, and of a key that differs by sentence
     scale: float = 1.0  # the factor that the product of queries and keys is multiplied by
-    shared_width: int = 0  # features of a key that all sentences share, and of the tensor x that it is multiplied by
-    shared_key_rows: int = 0  # rows that the parameter with the shared keys has in each head, at least T
-    left_width: int = 0  # features of the left factor of an outer product
+    dense_width: int = 0  # features of dense_query and dense_key
+    dense_key_rows: int = 0  # rows that the parameter with dense_key has in each head, at least T
+    left_width: int = 0  # features of the left factor of the outer product
     right_width: int = 0  # features of the right factor
-    row_columns: int = 0  # columns that the parameter with the row c has, at least T
-    matrix_rows: int = 0  # rows and columns that the parameter with the matrix R has in each head
+    bias_row_columns: int = 0  # columns that the parameter with the bias_row has, at least T
+    matrix_rows: int = 0  # rows and columns that the parameter with the matrix has in each head
     matrix_columns: int = 0
     is_by_distance: bool = False  # the matrix is given by its values by distance, 2 m + 1 for each head
     number_of_weights: int = 0  # M
 
     def summands_with_tiles(self) -> list[str]:
-        """Returns the names of the summands of which a program holds a whole tile in registers: all but the row c."""
-        sizes = {"q": self.query_width, "x": self.shared_width, "outer": self.right_width, "r": self.matrix_columns}
-        return [name for name, size in sizes.items() if size > 0]
+        """Returns the summands of which a program holds a whole tile in registers: all but the bias_row."""
+        sizes = {
+            "product": self.query_width,
+            "dense": self.dense_width,
+            "outer": self.right_width,
+            "matrix": self.matrix_columns,
+        }
+        return [summand for summand, size in sizes.items() if size > 0]
 
     def is_short(self) -> bool:
-        """Returns whether the kernels for short sentences compute the call. They have one tile for a whole sentence.
+        """Returns whether the kernels for short sentences compute the call. Their tile is a whole sentence.
 
-        They compute a call if the registers hold everything. Which calls these are was found out by compiling them.
+        The registers have to hold everything. These calls were found to fit, by compiling them:
+
+        - up to 32 tokens, and up to 64 features in a head: up to three summands
+        - up to 32 tokens, and more features: a single summand, but no outer product
+        - up to 64 tokens, and up to 64 features: the same; but a dense product only if its width is not padded
         """
         summands = self.summands_with_tiles()
-        width = max(self.value_width, self.query_width, self.shared_width)
-        is_narrow = width <= 64
+        is_single = len(summands) == 1 and "outer" not in summands
+        width = max(self.value_width, self.query_width, self.dense_width)
+        if self.length <= 32 and width <= 64:
+            return len(summands) <= 3
         if self.length <= 32:
-            is_simple = summands in (["q"], ["x"], ["r"])
-            return len(summands) <= 3 and (is_narrow or is_simple)
-        if self.length <= 64 and is_narrow:
+            return is_single
+        if self.length <= 64 and width <= 64:
             is_padded = width < power_of_2(width)  # the kernels pad all widths to powers of two
-            return summands in (["q"], ["r"]) or (summands == ["x"] and not is_padded)
+            is_padded_dense = is_padded and "dense" in summands
+            return is_single and not is_padded_dense
         return False
 
     def kind(self) -> "Layout":
         """Returns the kind of the call. Only the first call of each kind is compared with the definition.
 
-        The kind is a layout in which everything is left out that may differ between calls of the same kind: sizes that
-        are only arguments of the kernels, the number of sentences, and the probability of dropout are 0.
+        All calls of a kind have the same compiled kernels. So the kind is this layout without what no kernel is
+        compiled for.
         """
-        # A tile grows with the sentence up to 64 rows and columns. Longer sentences have several tiles, which 128
-        # stands for, the power of two after 64.
+        # A tile grows with the sentence, up to 64 rows and columns. All longer sentences have several tiles. Any length
+        # above 64 may stand for them.
         length_of_kind = min(power_of_2(self.length), 128)
-        # The kernels are compiled with or without a row c and a matrix R, and for any number of columns.
-        has_row = self.row_columns > 0
-        has_matrix = self.matrix_columns > 0
-        # They are compiled for the width of the wider factor of an outer product, which grows with the sentence.
+        # The kernels are compiled for the width of the wider factor of an outer product, which grows with the sentence.
         width_of_factors_of_kind = 0
         if self.right_width > 0:
             width_of_factors_of_kind = power_of_2(width_of_factors(self))
         return self._replace(
             length=length_of_kind,
-            row_columns=int(has_row),
-            matrix_columns=int(has_matrix),
-            bsz=0,
             left_width=width_of_factors_of_kind,
-            shared_key_rows=0,
+            # The kernels are compiled with or without these two, and for any number of columns.
+            bias_row_columns=int(self.bias_row_columns > 0),
+            matrix_columns=int(self.matrix_columns > 0),
+            # These are only arguments of the kernels.
+            bsz=0,
+            dense_key_rows=0,
             matrix_rows=0,
             dropout=0.0,
         )
 
 
 class Launch:
-    """A launch of a kernel, with names in the place of its tensors.
+    """A launch of a kernel, which takes its tensors from the `PassTensors` of a call.
 
     Args:
-        kernel: The kernel, from `triton_attention` or `triton_sums`.
+        kernel: The kernel, from `triton_attention` or `triton_sums`. Its first arguments are fields of `PassTensors`.
         grid: Numbers of programs, in up to three directions.
-        tensor_names: The kernel's first arguments. Each is the name of a tensor; or None, if the kernel is to do
-            without this tensor; or a named tuple of names and None.
-        numbers: All other arguments of the kernel, as they are.
+        numbers: All other arguments of the kernel, by name.
         num_warps, num_stages: Triton's options, the number of warps and how many stages ahead a loop reads.
 
     Attributes:
+        numbers: As given, in the order of the kernel's arguments.
         options: ``num_warps`` and ``num_stages``, by name.
-        argument_readers: For each of the first arguments, a function that returns it, given {name: tensor}.
         compiled: Launches the compiled kernel on a GPU. It is None until `compile` has been called.
     """
 
     def __init__(
-        self,
-        kernel: Any,
-        grid: Sequence[int],
-        tensor_names: Sequence[Any],
-        numbers: Sequence[Any],
-        num_warps: int,
-        num_stages: int = 1,
+        self, kernel: Any, grid: Sequence[int], numbers: dict[str, Any], num_warps: int, num_stages: int = 1
     ) -> None:
+        """Sorts the arguments, because a compiled kernel takes them by position."""
         self.kernel = kernel
         unused_directions = [1] * (3 - len(grid))
         self.grid = (*grid, *unused_directions)
-        self.numbers = numbers
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
-        self.argument_readers = [make_argument_reader(names) for names in tensor_names]
+        self.numbers = {name: numbers[name] for name in kernel.arg_names if name in numbers}
+        self.values_of_numbers = list(self.numbers.values())
+        tensor_names = [name for name in kernel.arg_names if name not in numbers]
+        self.read_tensors = attrgetter(*tensor_names)  # given `PassTensors`, returns the tuple of these fields
         self.compiled: Callable[..., None] | None = None
 
-    def args(self, tensors: dict[Any, Any]) -> list[Any]:
-        """Returns the arguments of the kernel. `tensors`: what `name_tensors` returns, with all names of the launch."""
-        return [read(tensors) for read in self.argument_readers] + [*self.numbers]
+    def args(self, tensors: PassTensors) -> list[Any]:
+        """Returns the arguments of the kernel in their order."""
+        return [*self.read_tensors(tensors), *self.values_of_numbers]
 
     def compile(self, arguments: Sequence[Any]) -> None:
         """Compiles the kernel for arguments of such types, loads it on the GPU and sets `options` and `compiled`.
 
-        If its threads need many more registers than they have, it is compiled again with twice as many warps, so that
-        each thread needs fewer. This ends at `MAX_WARPS`, or when the kernel with more warps does not fit the GPU.
+        If more than `MAX_SPILLS` registers of a thread do not fit and lie in memory, the kernel is compiled again with
+        twice as many warps, so that each thread needs fewer. This ends at `MAX_WARPS`, or when the kernel with more
+        warps does not fit the GPU.
 
         Raises:
-            OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
+            OutOfResources: `load` raises it if the kernel does not fit the GPU in any way.
             Exception: Anything else that Triton's compiler or the GPU's driver raises.
         """
         from triton.runtime.errors import OutOfResources
@@ -177,9 +180,10 @@ class Launch:
         self.compiled = loaded.launch
 
     def load(self, arguments: Sequence[Any], num_warps: int, num_stages: int) -> "LoadedKernel":
-        """Returns the kernel, compiled with so many warps and loaded on the GPU.
+        """Returns the kernel, compiled with a number of warps and loaded on the GPU.
 
-        If it asks for more shared memory than there is, it is compiled again to read fewer stages ahead.
+        The more stages a loop reads ahead, the more shared memory the kernel needs. If the GPU has too little, the
+        kernel is compiled for one stage less, and so on.
 
         Raises:
             OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
@@ -187,14 +191,15 @@ class Launch:
         from triton.runtime.errors import OutOfResources
 
         options = {"num_warps": num_warps, "num_stages": num_stages}
-        kernel = self.kernel.warmup(*arguments, grid=self.grid, **options)
+        compiled = self.kernel.warmup(*arguments, grid=self.grid, **options)
         try:
-            launch = kernel[self.grid]  # loads the kernel, and raises OutOfResources if it does not fit
+            # Triton loads a compiled kernel when it is asked for the function that launches it.
+            launch = compiled[self.grid]
         except OutOfResources:
             if num_stages == 1:
                 raise
             return self.load(arguments, num_warps, num_stages - 1)
-        return LoadedKernel(launch, options, num_spills=kernel.n_spills)
+        return LoadedKernel(launch, options, num_spills=compiled.n_spills)
 
 
 class LoadedKernel(NamedTuple):
@@ -205,507 +210,390 @@ class LoadedKernel(NamedTuple):
     num_spills: int  # how many registers of a thread lie in memory, because the GPU has no more
 
 
-def name_tensors(**tensors: Tensor | None) -> dict[Any, Any]:
-    """Returns {name: tensor} for `Launch.args`.
+# ---- the launches of a layout
 
-    Where a kernel has no tensor, as there is no padding mask, the launch has None in place of a name. So the dictionary
-    also has the item {None: None}.
+
+class Launches(NamedTuple):
+    """The launches of both passes, and the memory that the backward pass needs."""
+
+    forward: Launch
+    backward: list[Launch]
+    # {field of `PartialSums`: how many numbers in fp32 it has}. The pieces of memory lie side by side in this order.
+    memory: dict[str, int]
+
+
+class Plan:
+    """What is known about all calls with a layout.
+
+    Attributes:
+        layout: The layout.
+        is_long: Whether the kernels are those for sentences of any length.
+        has_unused_factors: Whether a part of the gradient of an outer product's factors is 0, and no kernel writes it.
+        launches: The launches of the kernels.
+        is_compiled: Whether the kernels are compiled.
+        is_loaded: Whether the kernels may be used.
     """
-    return {None: None, **tensors}
+
+    def __init__(self, layout: Layout) -> None:
+        """Plans the launches, whose kernels are neither compiled nor loaded."""
+        self.layout = layout
+        self.is_long = not layout.is_short()
+        self.launches = plan_long_sentences(layout) if self.is_long else plan_short_sentences(layout)
+        self.has_unused_factors = "factors" in layout.wanted and has_unused_left_factors(layout)
+        self.is_compiled = False
+        self.is_loaded = False
 
 
-def make_argument_reader(names: Any) -> Callable[[dict[Any, Any]], Any]:
-    """Returns a function that takes {name: tensor} and returns the argument of a kernel that `names` stands for.
+find_plan = lru_cache(maxsize=MAX_PLANS)(Plan)  # for equal layouts the same plan
 
-    Args:
-        names: One of `Launch`'s `tensor_names`:
 
-            - The name of a tensor. The function returns this tensor.
-            - None. The function returns None, which `name_tensors` has put into the dictionary.
-            - A named tuple of at least two names or None. The function returns the same kind of named tuple. For
-              example, ``Tensors(v="packed", q=None, ...)`` becomes ``Tensors(v=<tensor>, q=None, ...)``.
+def has_unused_left_factors(layout: Layout) -> bool:
+    """Returns whether the left factor of the outer product has features for columns beyond the sentence."""
+    return layout.right_width > 0 and layout.left_width > divide_up(layout.length, layout.right_width)
+
+
+def plan_short_sentences(layout: Layout) -> Launches:
+    """Returns the launches of the kernels for short sentences: one forward, and one backward that is followed by `add`.
+
+    A program computes one head of a group of sentences: the gradients that each of these sentences has for itself, and
+    a sum over the group for each gradient that all sentences share.
     """
-    if not isinstance(names, tuple):
-        return itemgetter(names)
-    structure = type(names)
-    read_all = itemgetter(*names)  # returns a plain tuple
+    forward = plan_forward_short(layout)
+    if not layout.wanted:
+        return Launches(forward, backward=[], memory={})
+    from .triton_attention import backward_short
 
-    def read_structure(tensors: dict[Any, Any]) -> Any:
-        """Returns the named tuple of tensors."""
-        # This makes the named tuple in a third of the time that ``structure(*read_all(tensors))`` takes.
-        return tuple.__new__(structure, read_all(tensors))
+    sums = plan_group_sums(layout, tiles_per_head=1, shared_tensors=SHARED_TENSORS, summands=SUMMANDS)
+    tile = Tile.for_whole_sentence(layout, is_forward=False)
+    backward = Launch(
+        kernel=backward_short,
+        grid=(layout.num_heads, sums.num_groups),
+        numbers={**make_numbers(layout, tile), **sums.numbers()},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    addition = plan_addition(layout, row_parts=sums.programs_per_head(), column_sums=sums, matrix_sums=sums)
+    return Launches(forward, backward=[backward, *addition], memory=sums.memory)
 
-    return read_structure
+
+def plan_forward_short(layout: Layout) -> Launch:
+    """Returns the launch that writes ``out`` for short sentences. A program computes one head of a group of them."""
+    from .triton_attention import forward_short
+
+    # A backward pass has fewer programs, because each of them needs memory for its sums. These programs need none.
+    max_groups = divide_up(4 * PROGRAMS, layout.num_heads)
+    sentences_per_group, num_groups = share_out(layout.bsz, min(layout.bsz, max_groups))
+    tile = Tile.for_whole_sentence(layout, is_forward=True)
+    return Launch(
+        kernel=forward_short,
+        grid=(layout.num_heads, num_groups),
+        numbers={**make_numbers(layout, tile), "sentences_per_group": sentences_per_group},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
 
 
-class Groups(NamedTuple):
-    """How the sentences of a batch are divided among the programs of a kernel.
+def plan_long_sentences(layout: Layout) -> Launches:
+    """Returns the launches of the kernels for sentences of any length: one forward, and several backward."""
+    forward = plan_forward_long(layout)
+    if not layout.wanted:
+        return Launches(forward, backward=[], memory={})
+    row_tile = Tile.for_kernel("rows", layout)
+    column_tile = Tile.for_kernel("columns", layout)
+    matrix_tile = Tile.for_kernel("matrix", layout)
 
-    A program computes a tile of a head in all sentences of a group. It adds up their gradients of what they share, such
-    as the matrix r, and writes the sums into memory.
+    # 1. What the kernels leave in memory.
+    column_sums = plan_group_sums(
+        layout,
+        tiles_per_head=divide_up(layout.length, column_tile.columns),
+        shared_tensors=("dense_key", "bias_row"),
+        summands=("product", "dense", "bias_row"),
+    )
+    matrix_sums = plan_group_sums(
+        layout,
+        tiles_per_head=divide_up(layout.length, matrix_tile.rows) * divide_up(layout.length, matrix_tile.columns),
+        shared_tensors=("matrix",),
+        summands=("matrix",),
+    )
+    row_parts = layout.bsz * divide_up(layout.length, row_tile.rows)  # a part for each tile of each sentence
+    memory_of_rows = {**measure_parts(layout, ("outer",), row_parts), **measure_delta(layout)}
+
+    # 2. The launches. That of the rows comes first, because the others read the ``delta`` that it writes. A launch is
+    # left out if it has nothing to write.
+    backward = []
+    if memory_of_rows:
+        backward.append(plan_backward_rows(layout, row_tile, row_parts))
+    if column_sums.memory or "packed" in layout.wanted:
+        backward.append(plan_backward_columns(layout, column_tile, column_sums))
+    if matrix_sums.memory:
+        backward.append(plan_backward_matrix(layout, matrix_tile, matrix_sums))
+    backward.extend(plan_addition(layout, row_parts, column_sums, matrix_sums))
+    return Launches(forward, backward, memory={**column_sums.memory, **matrix_sums.memory, **memory_of_rows})
+
+
+def plan_forward_long(layout: Layout) -> Launch:
+    """Returns the launch that writes ``out`` and ``lse``. A program computes a tile of rows of one head."""
+    from .triton_attention import forward
+
+    tile = Tile.for_kernel("forward", layout)
+    return Launch(
+        kernel=forward,
+        grid=(layout.bsz * layout.num_heads * divide_up(layout.length, tile.rows),),
+        numbers=make_numbers(layout, tile),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def plan_backward_rows(layout: Layout, tile: "Tile", programs_per_head: int) -> Launch:
+    """Returns the launch that writes ``delta`` and the gradients of rows. A program has a tile of rows of one head."""
+    from .triton_attention import backward_rows
+
+    return Launch(
+        kernel=backward_rows,
+        grid=(programs_per_head * layout.num_heads,),
+        numbers=make_numbers(layout, tile),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def plan_backward_columns(layout: Layout, tile: "Tile", sums: "GroupSums") -> Launch:
+    """Returns the launch for the gradients of columns. A program has some columns of one head of a group."""
+    from .triton_attention import backward_columns
+
+    return Launch(
+        kernel=backward_columns,
+        grid=(sums.programs_per_head() * layout.num_heads,),
+        numbers={**make_numbers(layout, tile), **sums.numbers()},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def plan_backward_matrix(layout: Layout, tile: "Tile", sums: "GroupSums") -> Launch:
+    """Returns the launch for the gradient of the matrix. A program has a tile of it for one head of a group."""
+    from .triton_attention import backward_matrix
+
+    return Launch(
+        kernel=backward_matrix,
+        grid=(sums.programs_per_head() * layout.num_heads,),
+        numbers={**make_numbers(layout, tile), **sums.numbers()},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def make_numbers(layout: Layout, tile: "Tile") -> dict[str, Any]:
+    """Returns the arguments that all kernels of `triton_attention` have and that are no tensors, by name."""
+    numbers = CallNumbers(
+        T=layout.length,
+        B=layout.bsz,
+        H=layout.num_heads,
+        left_width=layout.left_width,
+        right_width=max(layout.right_width, 1),  # the kernels divide by it, even if there is no outer product
+        dense_key_rows=layout.dense_key_rows,
+        bias_row_columns=layout.bias_row_columns,
+        matrix_rows=layout.matrix_rows,
+        matrix_columns=layout.matrix_columns,
+        scale=layout.scale,
+        dropout=layout.dropout,
+    )
+    return {**numbers._asdict(), "constants": make_constants(layout, tile)}
+
+
+# ---- sums over groups of sentences
+
+
+class GroupSums(NamedTuple):
+    """How a kernel sums gradients over groups of sentences, and the memory that the sums need.
+
+    A program computes a tile of a head in all sentences of a group. It adds up their gradients of what all sentences
+    share, and writes the sums into memory. `plan_addition` plans the launch that adds up the groups.
     """
 
     num_groups: int
-    sentences_per_group: int
+    sentences_per_group: int  # the last group may have fewer
     tiles_per_head: int  # so many programs compute a head in a group
-    # How many numbers the sums of a group consist of. The sums of group g begin at number ``g * numbers_per_group``.
-    numbers_per_group: int
+    numbers_per_group: int  # how many numbers the sums of a group have, without the parts of the weights' gradients
+    memory: dict[str, int]  # {field of `PartialSums`: how many numbers it has}
 
     def programs_per_head(self) -> int:
         """Returns how many programs compute a head. Each leaves a part of the gradients of the weights."""
         return self.num_groups * self.tiles_per_head
 
+    def numbers(self) -> dict[str, int]:
+        """Returns the arguments of the kernel that say how it divides the sentences, by name."""
+        return GroupNumbers(self.sentences_per_group, self.numbers_per_group)._asdict()
 
-class PartialSums(NamedTuple):
-    """The partial sums that the last launch of a backward pass adds up.
 
-    There are two kinds of partial sums. The gradient of what all sentences share (w, c and r) is summed by groups of
-    sentences. The gradient of a weight is one number for each head; every program of a launch leaves a *part* of it.
+def plan_group_sums(
+    layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str], summands: Sequence[str]
+) -> GroupSums:
+    """Returns how a kernel sums the gradients that are wanted over groups of sentences.
+
+    Args:
+        layout: The layout.
+        tiles_per_head: How many programs of the kernel compute a head in a group.
+        shared_tensors: The tensors in `CallTensors` whose gradients the kernel can sum.
+        summands: The summands whose weights have gradients that the kernel can sum.
     """
+    sizes = measure_sums(layout, shared_tensors)
+    weighted_summands = list_wanted_weights(layout, summands)
+    # A program for queries and keys has nothing that it could share between sentences. So each sentence is a group. All
+    # other sums take less memory if the groups are larger, but then there are fewer programs.
+    only_product = not sizes and set(weighted_summands) <= {"product"}
+    max_groups = layout.bsz if only_product else count_groups_of_busy_gpu(layout, tiles_per_head)
+    sentences_per_group, num_groups = share_out(layout.bsz, min(layout.bsz, max_groups))
+    num_parts = num_groups * tiles_per_head
+    return GroupSums(
+        num_groups=num_groups,
+        sentences_per_group=sentences_per_group,
+        tiles_per_head=tiles_per_head,
+        numbers_per_group=sum(sizes.values()),
+        memory={**repeat_for_groups(sizes, num_groups), **measure_parts(layout, summands, num_parts)},
+    )
 
-    row_parts: int  # parts of the gradient of the outer product's weight in each head
-    # How the kernel divides the batch that sums the gradients of w, of c, and of the weights of q, x and c.
-    columns: Groups
-    # How the kernel divides the batch that sums the gradients of r and of its weight.
-    matrix: Groups
+
+def count_groups_of_busy_gpu(layout: Layout, tiles_per_head: int) -> int:
+    """Returns the number of groups that keeps a GPU busy. More groups would only take more memory."""
+    # Programs for short sentences have little work, so there are twice as many.
+    num_programs = PROGRAMS if layout.length > 32 else 2 * PROGRAMS
+    return max(1, num_programs // (layout.num_heads * tiles_per_head))
 
 
-def gradient_of(name: str) -> str:
-    """Returns the name of the gradient of a tensor: ``to_packed`` for ``packed``."""
-    return f"to_{name}"
+def list_wanted_weights(layout: Layout, summands: Sequence[str]) -> list[str]:
+    """Returns those of the summands that have a weight which needs a gradient."""
+    if "weights" not in layout.wanted:
+        return []
+    row_of_summand = layout.weight_rows._asdict()
+    return [summand for summand in summands if row_of_summand[summand] >= 0]
 
 
-def sum_of(field: str) -> str:
-    """Returns the name of the memory of the partial sums for a field of `Gradients`: ``sum_w`` for ``w``."""
-    return f"sum_{field}"
+def measure_sums(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int]:
+    """Returns {name of a tensor: how many numbers the sum of its gradient over one group has}, if it is wanted."""
+    sizes = {
+        "dense_key": layout.num_heads * layout.length * layout.dense_width,
+        "bias_row": layout.num_heads * layout.length,
+        "matrix": layout.num_heads * layout.length * layout.length,
+    }
+    return {name: align(sizes[name]) for name in shared_tensors if name in layout.wanted}
 
 
-class Plan:
-    """The launches of all calls with a layout, and the memory that their sums need.
+def repeat_for_groups(sizes: dict[str, int], num_groups: int) -> dict[str, int]:
+    """Returns the memory for the sums of all groups, for sizes of one group.
 
-    Attributes:
-        forward, backward: The launches of both passes.
-        is_long: Whether they are the kernels for sentences of any length.
-        has_unused_factors: Whether a part of the gradient of an outer product's factors is 0, and no kernel writes it.
-        names: Names of the tensors that there are, in the order of `NAMES`.
-        gradient_names: Names of their gradients.
-        tensors: The kernels' `Tensors`, with names in the place of pointers.
-        numbers: The kernels' `Numbers`.
-        sums: {name of a piece of memory: how many numbers in fp32 it has}. The backward pass allocates all pieces side
-            by side, in this order. Most have partial sums; ``delta`` has a number for each row of the logits.
-        is_compiled, is_loaded: Whether the kernels are compiled, and whether they may be used; see `load`.
+    The sums of a group lie side by side, and so do the groups. For dense_key (d), bias_row (b) and three groups, the
+    memory is
+
+        d0 b0 d1 b1 d2 b2
+
+    The kernels are told where d0 and b0 begin. They find the sums of the other groups from there. So the name
+    ``dense_key`` is for d0, and the last name, ``bias_row``, is for all the rest.
     """
+    if not sizes:
+        return {}
+    *first_names, last_name = sizes
+    memory = {name: sizes[name] for name in first_names}
+    size_of_all_groups = num_groups * sum(sizes.values())
+    memory[last_name] = size_of_all_groups - sum(memory.values())
+    return memory
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.is_compiled = False
-        self.is_loaded = False
-        self.is_long = not layout.is_short()
-        # The left factor of an outer product may have features for columns beyond the sentence. No kernel writes their
-        # gradient, which is 0.
-        used_left_width = divide_up(layout.length, max(layout.right_width, 1))
-        self.has_unused_factors = "pair" in layout.wanted and layout.left_width > used_left_width
-        self.names = list_tensors(layout)
-        self.gradient_names = [gradient_of(name) for name in self.names]
-        self.tensors = self.name_pointers()
-        self.numbers = self.make_numbers()
-        self.sums: dict[str, int] = {}
-        self.forward = self.plan_forward_long() if self.is_long else self.plan_forward_short()
-        self.backward: list[Launch] = []
-        if layout.wanted:
-            partial_sums = self.add_backward_long() if self.is_long else self.add_backward_short()
-            is_anything_shared = any(name in (*SHARED, "weights") for name in layout.wanted)
-            if is_anything_shared:
-                self.backward.append(self.plan_addition(partial_sums))
 
-    def name_pointers(self) -> Any:
-        """Returns the `Tensors` of the kernels, with names in the place of pointers; None where there is no tensor."""
-        from .triton_common import Tensors
+def measure_parts(layout: Layout, summands: Sequence[str], num_parts: int) -> dict[str, int]:
+    """Returns the memory for parts of the gradients of weights, (num_parts, H) for each weight.
 
-        layout = self.layout
-        present = {name: name for name in self.names}
-        queries = "packed" if layout.query_width else None
-        # Several fields may have the same name. The kernels know where in the tensor each of these fields begins.
-        return Tensors(
-            v="packed",
-            q=queries,
-            k=queries,
-            x=present.get("x"),
-            w=present.get("w"),
-            c=present.get("c"),
-            left=present.get("pair"),
-            right=present.get("pair"),
-            r=present.get("r"),
-            weights=present.get("weights"),
-            hidden="hidden" if layout.has_hidden else None,
-            seed="seed" if layout.has_dropout else None,
-        )
+    Args:
+        layout: The layout.
+        summands: The summands that may have the weights.
+        num_parts: How many programs write a part for each head.
+    """
+    size = align(num_parts * layout.num_heads)
+    return {f"{summand}_weight": size for summand in list_wanted_weights(layout, summands)}
 
-    def make_numbers(self) -> Any:
-        """Returns the `Numbers` of the kernels."""
-        from .triton_common import Numbers
 
-        layout = self.layout
-        return Numbers(
-            T=layout.length,
-            B=layout.bsz,
-            H=layout.num_heads,
-            left=layout.left_width,
-            right=max(layout.right_width, 1),  # the kernels divide by it, even if there is no outer product
-            w_rows=layout.shared_key_rows,
-            c_columns=layout.row_columns,
-            r_rows=layout.matrix_rows,
-            r_columns=layout.matrix_columns,
-            scale=layout.scale,
-            dropout=layout.dropout,
-        )
+def measure_delta(layout: Layout) -> dict[str, int]:
+    """Returns the memory for ``delta``, which every gradient but that of the values needs."""
+    needs_delta = layout.query_width > 0 or any(name != "packed" for name in layout.wanted)
+    if not needs_delta:
+        return {}  # `packed` has the values alone, and no other gradient is wanted
+    return {"delta": align(layout.bsz * layout.num_heads * layout.length)}
 
-    def plan_launch(
-        self,
-        kernel: str,
-        tile: "Tile",
-        grid: Sequence[int],
-        extra_tensors: Sequence[Any],
-        extra_numbers: Sequence[int] = (),
-    ) -> Launch:
-        """Returns a launch of a kernel of `triton_attention`.
 
-        All these kernels begin with the same arguments, and end with the same: the tensors of the call as one named
-        tuple, the extra tensors, the numbers of the call one by one, the extra numbers, and the constants.
+def align(number: int) -> int:
+    """Returns a number of numbers in fp32, rounded up to multiples of the 16 bytes that kernels are compiled for."""
+    return divide_up(number, 4) * 4  # a number in fp32 has 4 bytes
 
-        Args:
-            kernel: The name of the kernel.
-            tile: The rows and columns of the logits that a program holds at once.
-            grid: Numbers of programs, in up to three directions.
-            extra_tensors: Names of the tensors that only this kernel has as arguments, in their order.
-            extra_numbers: Numbers that only this kernel has as arguments, in their order.
-        """
-        from . import triton_attention
 
-        return Launch(
-            kernel=getattr(triton_attention, kernel),
-            grid=grid,
-            tensor_names=(self.tensors, *extra_tensors),
-            numbers=(*self.numbers, *extra_numbers, make_constants(self.layout, tile)),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-        )
+def plan_addition(layout: Layout, row_parts: int, column_sums: GroupSums, matrix_sums: GroupSums) -> list[Launch]:
+    """Returns the last launch of a backward pass, which adds up partial sums; no launch if there are none.
 
-    def plan_forward_short(self) -> Launch:
-        """Returns the launch that writes ``out``, (T, B, H, d_h), for short sentences."""
-        layout = self.layout
-        # Four times the programs of a backward pass. They leave no sums, so that more groups take no more memory.
-        max_groups = divide_up(4 * PROGRAMS, layout.num_heads)
-        sentences_per_group, num_groups = share_out(layout.bsz, min(layout.bsz, max_groups))
-        return self.plan_launch(
-            kernel="forward_short",
-            tile=Tile.for_whole_sentence(layout, is_forward=True),
-            grid=(layout.num_heads, num_groups),
-            extra_tensors=("out",),
-            extra_numbers=(sentences_per_group,),
-        )
+    Args:
+        layout: The layout.
+        row_parts: How many parts of the gradient of the outer product's weight each head has.
+        column_sums: The sums for dense_key and bias_row, and the parts for the weights of product, dense and bias_row.
+        matrix_sums: The sums for the matrix, and the parts for its weight.
+    """
+    from .triton_sums import add
 
-    def plan_forward_long(self) -> Launch:
-        """Returns the launch that writes ``out`` and ``lse``, (B, H, T) in fp32, for sentences of any length."""
-        layout = self.layout
-        tile = Tile.for_kernel("forward", layout)
-        num_programs = layout.bsz * layout.num_heads * divide_up(layout.length, tile.rows)
-        return self.plan_launch(kernel="forward", tile=tile, grid=(num_programs,), extra_tensors=("out", "lse"))
-
-    def add_backward_short(self) -> PartialSums:
-        """Adds the launch that computes all gradients of short sentences, and returns which partial sums it leaves.
-
-        Each of its programs computes one head of a group of sentences: the gradients of these sentences, and for what
-        all sentences share (keys w, row c, matrix r, and the weights of all summands) a sum over the group.
-        """
-        layout = self.layout
-        groups = self.plan_groups(
-            tiles_per_head=1,  # the whole sentence
-            shared_tensors=self.wanted_tensors(SHARED),
-            weights=self.wanted_weights(SUMMANDS),
-        )
-        launch = self.plan_launch(
-            kernel="backward_short",
-            tile=Tile.for_whole_sentence(layout, is_forward=False),
-            grid=(layout.num_heads, groups.num_groups),
-            extra_tensors=(self.gradients(), "grad"),
-            extra_numbers=(groups.sentences_per_group, groups.numbers_per_group),
-        )
-        self.backward.append(launch)
-        return PartialSums(row_parts=groups.programs_per_head(), columns=groups, matrix=groups)
-
-    def add_backward_long(self) -> PartialSums:
-        """Adds the launches for the gradients of sentences of any length, and returns which partial sums they leave.
-
-        There are up to three launches, one for each place that sums go to: rows of a sentence, columns of a group of
-        sentences, and tiles of the matrix. A launch is left out if none of its gradients is wanted.
-        """
-        layout = self.layout
-        row_tile = Tile.for_kernel("rows", layout)
-        column_tile = Tile.for_kernel("columns", layout)
-        matrix_tile = Tile.for_kernel("matrix", layout)
-
-        # 1. Memory for all sums. It comes before all launches, because each of them is given `gradients`, which names
-        # the memory that is reserved so far.
-        shared_by_columns = self.wanted_tensors(("w", "c"))
-        weights_by_columns = self.wanted_weights(("q", "x", "c"))
-        column_groups = self.plan_groups(
-            tiles_per_head=divide_up(layout.length, column_tile.columns),
-            shared_tensors=shared_by_columns,
-            weights=weights_by_columns,
-        )
-        shared_by_matrix = self.wanted_tensors(("r",))
-        weights_by_matrix = self.wanted_weights(("r",))
-        matrix_groups = self.plan_groups(
-            tiles_per_head=divide_up(layout.length, matrix_tile.rows) * divide_up(layout.length, matrix_tile.columns),
-            shared_tensors=shared_by_matrix,
-            weights=weights_by_matrix,
-        )
-        row_parts = layout.bsz * divide_up(layout.length, row_tile.rows)  # a part for each tile of each sentence
-        self.reserve_parts(self.wanted_weights(("outer",)), row_parts)
-        # All gradients but that of the values need rowsum(P * dP), which the first launch writes to `delta`. The values
-        # are in "packed", and so are queries and keys if there are any.
-        needs_delta = layout.query_width > 0 or any(name != "packed" for name in layout.wanted)
-        if needs_delta:
-            self.reserve("delta", layout.bsz * layout.num_heads * layout.length)
-
-        # 2. The launches. The first one comes first, because the others read its `delta`.
-        delta = "delta" if needs_delta else None
-        if needs_delta:
-            launch = self.plan_launch(
-                kernel="backward_rows",
-                tile=row_tile,
-                grid=(row_parts * layout.num_heads,),
-                extra_tensors=(self.gradients(), "out", delta, "lse", "grad"),
-            )
-            self.backward.append(launch)
-        if shared_by_columns or weights_by_columns or "packed" in layout.wanted:
-            self.backward.append(self.plan_launch_over_groups("backward_columns", column_tile, column_groups, delta))
-        if shared_by_matrix or weights_by_matrix:
-            self.backward.append(self.plan_launch_over_groups("backward_matrix", matrix_tile, matrix_groups, delta))
-        return PartialSums(row_parts=row_parts, columns=column_groups, matrix=matrix_groups)
-
-    def plan_launch_over_groups(self, kernel: str, tile: "Tile", groups: Groups, delta: str | None) -> Launch:
-        """Returns a launch of a backward kernel that has a program for each head and tile of each group of sentences.
-
-        Args:
-            kernel: ``backward_columns`` or ``backward_matrix``.
-            tile: The rows and columns of the logits that a program holds at once.
-            groups: The groups that the sentences are shared out to.
-            delta: The name of the memory with rowsum(P * dP), or None if it is not computed.
-        """
-        return self.plan_launch(
-            kernel=kernel,
-            tile=tile,
-            grid=(groups.programs_per_head() * self.layout.num_heads,),
-            extra_tensors=(self.gradients(), delta, "lse", "grad"),
-            extra_numbers=(groups.sentences_per_group, groups.numbers_per_group),
-        )
-
-    def plan_addition(self, partial_sums: PartialSums) -> Launch:
-        """Returns the last launch of a backward pass, which adds up the partial sums of all other launches.
-
-        The results are the gradients of the shared keys w, of the row c, of the matrix r and of the weights.
-        """
-        from .triton_sums import AdditionBlocks, Totals, add
-
-        layout = self.layout
-        totals = Totals(
-            w=self.wanted_gradient_of("w"),
-            c=self.wanted_gradient_of("c"),
-            r=self.wanted_gradient_of("r"),
-            weights=self.wanted_gradient_of("weights"),
-        )
-        no_tile = Tile(rows=16, columns=16, warps=4)  # the kernel is given a tile as all kernels are, but reads none
-        blocks = AdditionBlocks(
-            HEADS=power_of_2(layout.num_heads),
-            BLOCK=ADDITION_BLOCK,
-            GROUPS=GROUPS_AT_ONCE,
-            DISTANCES=DISTANCES_BLOCK,
-        )
-        return Launch(
+    num_programs = count_programs_of_addition(layout)
+    if num_programs == 0:
+        return []
+    numbers = AdditionNumbers(
+        H=layout.num_heads,
+        T=layout.length,
+        column_groups=column_sums.num_groups,
+        column_numbers=column_sums.numbers_per_group,
+        matrix_groups=matrix_sums.num_groups,
+        matrix_numbers=matrix_sums.numbers_per_group,
+        dense_key_rows=layout.dense_key_rows,
+        dense_key_columns=layout.dense_width,
+        bias_row_rows=1,
+        bias_row_columns=layout.bias_row_columns,
+        matrix_rows=layout.matrix_rows,
+        matrix_columns=layout.matrix_columns,
+        row_parts=row_parts,
+        column_parts=column_sums.programs_per_head(),
+        matrix_parts=matrix_sums.programs_per_head(),
+    )
+    blocks = AdditionBlocks(
+        HEADS=power_of_2(layout.num_heads),
+        BLOCK=ADDITION_BLOCK,
+        GROUPS=GROUPS_AT_ONCE,
+        DISTANCES=DISTANCES_BLOCK,
+    )
+    any_tile = Tile(rows=16, columns=16, warps=4)  # the constants have a tile, which this kernel does not read
+    constants = make_constants(layout, any_tile)
+    return [
+        Launch(
             kernel=add,
-            grid=(self.count_programs_of_addition(),),
-            tensor_names=(totals, self.gradients()),
-            numbers=(*self.make_numbers_of_addition(partial_sums), make_constants(layout, no_tile), *blocks),
+            grid=(num_programs,),
+            numbers={**numbers._asdict(), "constants": constants, **blocks._asdict()},
             num_warps=4,
         )
-
-    def make_numbers_of_addition(self, partial_sums: PartialSums) -> Any:
-        """Returns the `AdditionNumbers` of the kernel `add`: the sizes of the gradients and of their partial sums."""
-        from .triton_sums import AdditionNumbers
-
-        layout = self.layout
-        columns = partial_sums.columns
-        matrix = partial_sums.matrix
-        return AdditionNumbers(
-            H=layout.num_heads,
-            T=layout.length,
-            column_groups=columns.num_groups,
-            column_size=columns.numbers_per_group,
-            matrix_groups=matrix.num_groups,
-            matrix_size=matrix.numbers_per_group,
-            w_rows=layout.shared_key_rows,
-            w_columns=layout.shared_width,
-            c_rows=1,
-            c_columns=layout.row_columns,
-            r_rows=layout.matrix_rows,
-            r_columns=layout.matrix_columns,
-            row_parts=partial_sums.row_parts,
-            column_parts=columns.programs_per_head(),
-            matrix_parts=matrix.programs_per_head(),
-        )
-
-    def count_programs_of_addition(self) -> int:
-        """Returns the number of programs of the kernel `add` of `triton_sums`, which adds up partial sums.
-
-        A program writes a block of numbers of the gradient of w, c or r, or the gradients of one weight in all heads.
-        """
-        layout = self.layout
-        num_heads = layout.num_heads
-        wanted = layout.wanted
-        num_programs = 0
-        if "w" in wanted:
-            num_programs += divide_up(num_heads * layout.shared_key_rows * layout.shared_width, ADDITION_BLOCK)
-        if "c" in wanted:
-            num_programs += divide_up(num_heads * layout.row_columns, ADDITION_BLOCK)
-        if "r" in wanted:
-            block = DISTANCES_BLOCK if layout.is_by_distance else ADDITION_BLOCK
-            num_programs += divide_up(num_heads * layout.matrix_rows * layout.matrix_columns, block)
-        if "weights" in wanted:
-            num_programs += layout.number_of_weights
-        return num_programs
-
-    def wanted_gradient_of(self, name: str | None) -> str | None:
-        """Returns the name of the gradient of a tensor; None if it is not wanted, or if there is no tensor."""
-        if name is None or name not in self.layout.wanted:
-            return None
-        return gradient_of(name)
-
-    def wanted_tensors(self, names: Sequence[str]) -> list[str]:
-        """Returns those of the tensors that need a gradient."""
-        return [name for name in names if name in self.layout.wanted]
-
-    def wanted_weights(self, summands: Sequence[str]) -> list[str]:
-        """Returns those of the summands that have a weight which needs a gradient."""
-        if "weights" not in self.layout.wanted:
-            return []
-        return [summand for summand in summands if getattr(self.layout.weight_rows, summand) >= 0]
-
-    def plan_groups(self, tiles_per_head: int, shared_tensors: Sequence[str], weights: Sequence[str]) -> Groups:
-        """Divides the sentences among the programs of a kernel, and reserves memory for the partial sums.
-
-        Args:
-            tiles_per_head: How many programs of the kernel compute a head in a group.
-            shared_tensors: Those of w, c and r whose gradients the kernel sums.
-            weights: Names of the summands whose weights' gradients the kernel sums.
-        """
-        bsz = self.layout.bsz
-        # Each summand but the product of queries and keys ("q") has something that the sentences of a group share, and
-        # that a program reads once for all of them.
-        has_shared_tensors = bool(shared_tensors) or any(summand != "q" for summand in weights)
-        if has_shared_tensors:
-            max_groups = self.count_groups_of_busy_gpu(tiles_per_head)
-        else:
-            max_groups = bsz  # each sentence is a group
-        sentences_per_group, num_groups = share_out(bsz, min(bsz, max_groups))
-        groups = Groups(
-            num_groups=num_groups,
-            sentences_per_group=sentences_per_group,
-            tiles_per_head=tiles_per_head,
-            numbers_per_group=self.reserve_sums(shared_tensors, num_groups),
-        )
-        self.reserve_parts(weights, groups.programs_per_head())
-        return groups
-
-    def count_groups_of_busy_gpu(self, tiles_per_head: int) -> int:
-        """Returns the number of groups that keeps a GPU busy. More groups would only take more memory."""
-        # Programs for short sentences have little work, so there are twice as many.
-        num_programs = PROGRAMS if self.layout.length > 32 else 2 * PROGRAMS
-        return max(1, num_programs // (self.layout.num_heads * tiles_per_head))
-
-    def reserve_sums(self, names: Sequence[str], num_groups: int) -> int:
-        """Reserves memory for the sums of shared tensors, and returns how many numbers the sums of one group have.
-
-        The sums of a group lie side by side, and so do the groups. For w and c and three groups, the memory is
-
-            w0 c0 w1 c1 w2 c2
-
-        A kernel is given the beginnings of w0 and c0. It finds those of group g by adding ``g * numbers_per_group``.
-        So only w0 and c0 have names: ``sum_w`` is w0, and ``sum_c`` is all the rest.
-
-        Args:
-            names: Some of w, c and r.
-            num_groups: The number of groups of sentences.
-        """
-        if not names:
-            return 0
-        layout = self.layout
-        sizes = {
-            "w": layout.num_heads * layout.length * layout.shared_width,
-            "c": layout.num_heads * layout.length,
-            "r": layout.num_heads * layout.length * layout.length,
-        }
-        for name in names:
-            self.reserve(sum_of(name), sizes[name])
-        numbers_per_group = sum(self.sums[sum_of(name)] for name in names)
-        # The sums of the first group are followed by all other groups, which belong to the last name.
-        last_name = sum_of(names[-1])
-        self.sums[last_name] += (num_groups - 1) * numbers_per_group
-        return numbers_per_group
-
-    def reserve_parts(self, weights: Sequence[str], num_parts: int) -> None:
-        """Reserves memory for the parts of the gradients of weights, (num_parts, H) for each weight.
-
-        Args:
-            weights: The names of the summands that have the weights.
-            num_parts: How many programs write a part for each head.
-        """
-        for summand in weights:
-            self.reserve(sum_of(f"a_{summand}"), num_parts * self.layout.num_heads)
-
-    def reserve(self, name: str, number: int) -> None:
-        """Reserves memory for so many numbers, in multiples of the 16 bytes that kernels are compiled for."""
-        self.sums[name] = divide_up(number, 4) * 4  # a number in fp32 has 4 bytes
-
-    def gradients(self) -> Any:
-        """Returns the `Gradients` of the kernels, with names in the place of pointers.
-
-        For example, ``Gradients(v="to_packed", w="sum_w", ...)``: the gradient of the values is written into
-        ``to_packed``, which is the gradient of the tensor ``packed``. The gradient of the shared keys w is a sum over
-        the sentences, and partial sums are written into the memory that `reserve` has reserved as ``sum_w``. A field
-        is None if the gradient is not wanted.
-        """
-        from .triton_common import Gradients
-
-        names: dict[str, str | None] = dict.fromkeys(Gradients._fields)
-        # Each sentence has these gradients for itself. They are written into the gradient of their tensor.
-        for field in BY_SENTENCE:
-            tensor_name = getattr(self.tensors, field)
-            names[field] = self.wanted_gradient_of(tensor_name)
-        # All other gradients are written as partial sums, if memory is reserved for them.
-        for field in Gradients._fields:
-            if sum_of(field) in self.sums:
-                names[field] = sum_of(field)
-        return Gradients(**names)
+    ]
 
 
-def list_tensors(layout: Layout) -> list[str]:
-    """Returns the names of the tensors that a call has, in the order of `NAMES`."""
-    # For each tensor, a size that is 0 if there is no such tensor.
-    sizes = {
-        "packed": layout.value_width,
-        "x": layout.shared_width,
-        "w": layout.shared_width,
-        "pair": layout.right_width,
-        "c": layout.row_columns,
-        "r": layout.matrix_columns,
+def count_programs_of_addition(layout: Layout) -> int:
+    """Returns the number of programs of the kernel `add`.
+
+    A program writes a block of numbers of the gradient of a shared tensor, or the gradient of one summand's weight in
+    all heads.
+    """
+    matrix_block = DISTANCES_BLOCK if layout.is_by_distance else ADDITION_BLOCK
+    size_of_dense_key = layout.num_heads * layout.dense_key_rows * layout.dense_width
+    size_of_bias_row = layout.num_heads * layout.bias_row_columns
+    size_of_matrix = layout.num_heads * layout.matrix_rows * layout.matrix_columns
+    num_programs = {
+        "dense_key": divide_up(size_of_dense_key, ADDITION_BLOCK),
+        "bias_row": divide_up(size_of_bias_row, ADDITION_BLOCK),
+        "matrix": divide_up(size_of_matrix, matrix_block),
         "weights": layout.number_of_weights,
     }
-    return [name for name in NAMES if sizes[name] > 0]
+    return sum(number for name, number in num_programs.items() if name in layout.wanted)
 
 
-find_plan = lru_cache(maxsize=MAX_PLANS)(Plan)  # for equal layouts the same plan
+# ---- tiles
 
 
 class Tile(NamedTuple):
@@ -723,7 +611,7 @@ class Tile(NamedTuple):
     def for_whole_sentence(layout: Layout, is_forward: bool) -> "Tile":
         """Returns the tile of all rows and columns of a short sentence, for the kernel of one of the passes."""
         size = power_of_2(layout.length)
-        widest = max(layout.value_width, layout.query_width, layout.shared_width)
+        widest = max(layout.value_width, layout.query_width, layout.dense_width)
         if size > 32 or widest > 64:
             warps = 4
         elif is_forward and (len(layout.summands_with_tiles()) > 1 or layout.right_width > 0):
@@ -736,8 +624,6 @@ class Tile(NamedTuple):
     def for_kernel(kernel: str, layout: Layout) -> "Tile":
         """Returns the tile of a kernel for sentences of any length.
 
-        The sizes are the fastest of ten that were timed on an H100, in bf16 with heads of 64 features.
-
         Args:
             kernel: ``forward``, or the kernel of the backward pass: ``rows``, ``columns`` or ``matrix``.
             layout: The call.
@@ -746,9 +632,9 @@ class Tile(NamedTuple):
             tile = Tile.for_many_summands(kernel, layout)
         else:
             tile = Tile.for_few_summands(kernel, layout)
-        # A tile need not be larger than the sentence.
-        longest_side = power_of_2(layout.length)
-        return tile._replace(rows=min(tile.rows, longest_side), columns=min(tile.columns, longest_side))
+        # A tile need not be larger than the whole sentence, whose side is padded to a power of two.
+        side_of_sentence = power_of_2(layout.length)
+        return tile._replace(rows=min(tile.rows, side_of_sentence), columns=min(tile.columns, side_of_sentence))
 
     @staticmethod
     def for_many_summands(kernel: str, layout: Layout) -> "Tile":
@@ -760,22 +646,27 @@ class Tile(NamedTuple):
 
     @staticmethod
     def for_few_summands(kernel: str, layout: Layout) -> "Tile":
-        """Returns the tile of a kernel for logits of one or two summands."""
-        has_queries = layout.query_width > 0
-        has_shared_keys = layout.shared_width > 0
+        """Returns the tile of a kernel for logits of one or two summands.
+
+        The sizes are the fastest of ten that were timed on an H100, in bf16 with heads of 64 features.
+        """
+        has_product = layout.query_width > 0
+        has_dense_product = layout.dense_width > 0
         has_outer_product = layout.right_width > 0
         square = Tile(rows=64, columns=64, warps=4, stages=2)
         tall = Tile(rows=64, columns=32, warps=4, stages=3)
-        if kernel == "forward":
-            return tall if has_shared_keys or has_outer_product else square
         if kernel == "rows":
             return tall
-        if kernel == "columns":
-            if has_shared_keys:
-                return Tile(rows=32, columns=64, warps=4, stages=3)
-            if not has_queries:
-                return Tile(rows=32, columns=64, warps=4, stages=2)
+        if kernel == "forward" and (has_dense_product or has_outer_product):
+            return tall
+        if kernel == "columns" and has_dense_product:
+            return Tile(rows=32, columns=64, warps=4, stages=3)
+        if kernel == "columns" and not has_product:
+            return Tile(rows=32, columns=64, warps=4, stages=2)
         return square
+
+
+# ---- sizes
 
 
 def divide_up(n: int, m: int) -> int:
@@ -798,33 +689,33 @@ def power_of_2(n: int) -> int:
     return 1 << max(4, (n - 1).bit_length())
 
 
-def make_constants(layout: Layout, tile: Tile) -> Any:
+def make_constants(layout: Layout, tile: Tile) -> Constants:
     """Returns the `Constants` that the kernels of a call are compiled for, in Triton's form."""
-    from .triton_common import Constants
-
     # If all widths are multiples of 8, so are all strides, and the kernels read 8 numbers at once.
-    widths = (layout.value_width, layout.query_width, layout.shared_width)
+    widths = (layout.value_width, layout.query_width, layout.dense_width)
     are_multiples_of_8 = all(width % 8 == 0 for width in widths)
-    dtype_of_packed, *_ = layout.dtypes
+    dtype_of_packed, *_ = layout.dtypes  # every call has this tensor, which is the first one of `CallTensors`
+    # Only tests compute in fp32. They check exact products. In half precision this has no effect.
+    precision = "ieee" if dtype_of_packed == torch.float32 else "tf32"
     constants = Constants(
-        D=layout.value_width,
-        D_BLOCK=power_of_2(layout.value_width),
-        Q=layout.query_width,
-        Q_BLOCK=power_of_2(layout.query_width),
-        X=layout.shared_width,
-        X_BLOCK=power_of_2(layout.shared_width),
-        FACTOR=power_of_2(width_of_factors(layout)),
+        VALUE_WIDTH=layout.value_width,
+        VALUE_BLOCK=power_of_2(layout.value_width),
+        QUERY_WIDTH=layout.query_width,
+        QUERY_BLOCK=power_of_2(layout.query_width),
+        DENSE_WIDTH=layout.dense_width,
+        DENSE_BLOCK=power_of_2(layout.dense_width),
+        FACTOR_BLOCK=power_of_2(width_of_factors(layout)),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         UNIT=8 if are_multiples_of_8 else 1,
         CAUSAL=layout.is_causal,
-        DIAGONALS=layout.is_by_distance,
-        PRECISION="ieee" if dtype_of_packed == torch.float32 else "tf32",
-        A_Q=layout.weight_rows.q,
-        A_X=layout.weight_rows.x,
-        A_OUTER=layout.weight_rows.outer,
-        A_C=layout.weight_rows.c,
-        A_R=layout.weight_rows.r,
+        BY_DISTANCE=layout.is_by_distance,
+        PRECISION=precision,
+        PRODUCT_WEIGHT=layout.weight_rows.product,
+        DENSE_WEIGHT=layout.weight_rows.dense,
+        OUTER_WEIGHT=layout.weight_rows.outer,
+        BIAS_ROW_WEIGHT=layout.weight_rows.bias_row,
+        MATRIX_WEIGHT=layout.weight_rows.matrix,
     )
     return as_constexpr(constants)
 
@@ -841,11 +732,11 @@ def width_of_factors(layout: Layout) -> int:
 
 
 @cache
-def as_constexpr(constants: Any) -> Any:
+def as_constexpr(constants: Constants) -> Constants:
     """Returns `Constants` in Triton's form, which takes a while to make.
 
     There are few different ones, or there would be many kernels.
     """
     from triton import language
 
-    return type(constants)(*map(language.constexpr, constants))
+    return Constants._make(language.constexpr(constant) for constant in constants)

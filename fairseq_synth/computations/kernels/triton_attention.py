@@ -65,106 +65,132 @@ def softmax(logits):
     return weights / tl.where(total > 0, total, 1.0)[:, None]
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "sentences"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences_per_group"])
 def forward_short(
     tensors,
-    y,
+    out,
     T,
     B,
     H,
-    left,
-    right,
-    w_rows,
-    c_columns,
-    r_rows,
-    r_columns,
+    left_width,
+    right_width,
+    dense_key_rows,
+    bias_row_columns,
+    matrix_rows,
+    matrix_columns,
     scale,
     dropout,
-    sentences,
+    sentences_per_group,
     constants,
 ):
     """Writes Y of a group of sentences in a head."""
-    sizes = find_sizes(constants, T, B, H, left, right, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    sizes = find_sizes(
+        constants,
+        T,
+        B,
+        H,
+        left_width,
+        right_width,
+        dense_key_rows,
+        bias_row_columns,
+        matrix_rows,
+        matrix_columns,
+        scale,
+        dropout,
+    )
     h = tl.program_id(0)
     group = tl.program_id(1)
     r = load_matrix(tensors, sizes, constants, h, 0, 0)
     weights = load_weights(tensors, sizes, constants, h)
-    for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
+    for b in range(group * sentences_per_group, tl.minimum((group + 1) * sentences_per_group, B)):
         rows = load_row_factors(tensors, sizes, constants, b, h, 0)
         columns = load_column_factors(tensors, sizes, constants, b, h, 0)
         length = length_of(tensors, sizes, b)
         p = softmax(tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, 0, 0, length))
         v = load_values(tensors, sizes, constants, b, h, 0)
-        out = product((p * kept(tensors, sizes, constants, b, h, 0, 0)).to(v.dtype), v, constants)
-        store_output_rows(y, out, sizes, constants, b, h, 0)
+        y = product((p * kept(tensors, sizes, constants, b, h, 0, 0)).to(v.dtype), v, constants)
+        store_output_rows(out, y, sizes, constants, b, h, 0)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences_per_group", "numbers_per_group"])
 def backward_short(
     tensors,
     gradients,
-    dy,
+    out_gradient,
     T,
     B,
     H,
-    left,
-    right,
-    w_rows,
-    c_columns,
-    r_rows,
-    r_columns,
+    left_width,
+    right_width,
+    dense_key_rows,
+    bias_row_columns,
+    matrix_rows,
+    matrix_columns,
     scale,
     dropout,
-    sentences,
-    size,
+    sentences_per_group,
+    numbers_per_group,
     constants,
 ):
     """Writes all gradients of a group of sentences in a head."""
-    sizes = find_sizes(constants, T, B, H, left, right, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    sizes = find_sizes(
+        constants,
+        T,
+        B,
+        H,
+        left_width,
+        right_width,
+        dense_key_rows,
+        bias_row_columns,
+        matrix_rows,
+        matrix_columns,
+        scale,
+        dropout,
+    )
     h = tl.program_id(0)
     group = tl.program_id(1)
     weights = load_weights(tensors, sizes, constants, h)
     to_r = tl.zeros([constants.ROWS, constants.COLUMNS], tl.float32)
-    to_w = tl.zeros([constants.COLUMNS, constants.X_BLOCK], tl.float32)
+    to_w = tl.zeros([constants.COLUMNS, constants.DENSE_BLOCK], tl.float32)
     to_c = tl.zeros([constants.COLUMNS], tl.float32)
     to_a_q = tl.zeros([], tl.float32)
     to_a_x = tl.zeros([], tl.float32)
     to_a_outer = tl.zeros([], tl.float32)
-    for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
+    for b in range(group * sentences_per_group, tl.minimum((group + 1) * sentences_per_group, B)):
         rows = load_row_factors(tensors, sizes, constants, b, h, 0)
         columns = load_column_factors(tensors, sizes, constants, b, h, 0)
         r = load_matrix(tensors, sizes, constants, h, 0, 0)  # for each sentence, from a cache: registers are scarcer
         length = length_of(tensors, sizes, b)
         p = softmax(tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, 0, 0, length))
         keep = kept(tensors, sizes, constants, b, h, 0, 0)
-        dy_b = load_output_rows(dy, sizes, constants, b, h, 0)
+        dy_b = load_output_rows(out_gradient, sizes, constants, b, h, 0)
         dv = product(tl.trans((p * keep).to(dy_b.dtype)), dy_b, constants)
         store_value_gradients(gradients, dv, sizes, constants, b, h, 0)
         dp = product(dy_b, tl.trans(load_values(tensors, sizes, constants, b, h, 0)), constants) * keep
         ds = p * (dp - tl.sum(p * dp, 1)[:, None])
-        if (gradients.r is not None) or (gradients.a_r is not None):
+        if (gradients.matrix is not None) or (gradients.matrix_weight is not None):
             to_r += ds
-        if (gradients.c is not None) or (gradients.a_c is not None):
+        if (gradients.bias_row is not None) or (gradients.bias_row_weight is not None):
             to_c += tl.sum(ds, 0)
-        if gradients.k is not None:
-            dk = product(tl.trans(ds.to(rows.q.dtype)), rows.q, constants) * weights.q
+        if gradients.key is not None:
+            dk = product(tl.trans(ds.to(rows.query.dtype)), rows.query, constants) * weights.product
             store_key_gradients(gradients, dk, sizes, constants, b, h, 0)
-        if gradients.w is not None:
-            to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, constants)
+        if gradients.dense_key is not None:
+            to_w += product(tl.trans(ds.to(rows.dense_query.dtype)), rows.dense_query, constants)
         to = row_gradients(gradients, ds, rows, columns, sizes, constants, 0)
         store_row_gradients(gradients, to, weights, sizes, constants, b, h, 0)
         of_q, of_x, of_outer = row_weights(gradients, rows, to, sizes)
         to_a_q += of_q
         to_a_x += of_x
         to_a_outer += of_outer
-    place = tl.cast(group, tl.int64) * size
+    place = tl.cast(group, tl.int64) * numbers_per_group
     c = load_row(tensors, sizes, constants, h, 0)
     r = load_matrix(tensors, sizes, constants, h, 0, 0)
     store_columns(gradients, to_w, to_c, c, weights, place, group, h, 0, sizes, constants)
     store_matrix(gradients, to_r, r, weights, place, group, h, 0, 0, sizes, constants)
-    store_part(gradients.a_q, to_a_q, group, h, sizes)
-    store_part(gradients.a_x, to_a_x, group, h, sizes)
-    store_part(gradients.a_outer, to_a_outer, group, h, sizes)
+    store_part(gradients.product_weight, to_a_q, group, h, sizes)
+    store_part(gradients.dense_weight, to_a_x, group, h, sizes)
+    store_part(gradients.outer_weight, to_a_outer, group, h, sizes)
 
 
 @triton.jit
@@ -196,9 +222,9 @@ def store_numbers(data, value, sizes, constants, b, h, i):
 
 
 @triton.jit
-def load_outputs(dy, delta, lse, sizes, constants, b, h, i):
+def load_outputs(out_gradient, delta, lse, sizes, constants, b, h, i):
     """Returns dY, rowsum(P * dP) and the logarithm of the softmax's denominator for rows i, i + 1, ..."""
-    dy_i = load_output_rows(dy, sizes, constants, b, h, i)
+    dy_i = load_output_rows(out_gradient, sizes, constants, b, h, i)
     delta_i = load_numbers(delta, sizes, constants, b, h, i, 0.0)
     lse_i = load_numbers(lse, sizes, constants, b, h, i, float("inf"))
     return dy_i, delta_i, lse_i
@@ -207,23 +233,36 @@ def load_outputs(dy, delta, lse, sizes, constants, b, h, i):
 @triton.jit(do_not_specialize=INTEGERS)
 def forward(
     tensors,
-    y,
+    out,
     lse,
     T,
     B,
     H,
-    left,
-    right,
-    w_rows,
-    c_columns,
-    r_rows,
-    r_columns,
+    left_width,
+    right_width,
+    dense_key_rows,
+    bias_row_columns,
+    matrix_rows,
+    matrix_columns,
     scale,
     dropout,
     constants,
 ):
     """Writes some rows of Y of a sentence, and the logarithms of their denominators."""
-    sizes = find_sizes(constants, T, B, H, left, right, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    sizes = find_sizes(
+        constants,
+        T,
+        B,
+        H,
+        left_width,
+        right_width,
+        dense_key_rows,
+        bias_row_columns,
+        matrix_rows,
+        matrix_columns,
+        scale,
+        dropout,
+    )
     tiles = tl.cdiv(T, constants.ROWS)
     i = tl.program_id(0) % tiles * constants.ROWS
     b = tl.program_id(0) // tiles // H
@@ -233,7 +272,7 @@ def forward(
     rows = load_row_factors(tensors, sizes, constants, b, h, i)
     top = tl.full([constants.ROWS], -1e30, tl.float32)  # finite, so that a row that sees nothing has no NaN
     total = tl.zeros([constants.ROWS], tl.float32)
-    out = tl.zeros([constants.ROWS, constants.D_BLOCK], tl.float32)
+    y = tl.zeros([constants.ROWS, constants.VALUE_BLOCK], tl.float32)
     for j in range(0, columns_of_rows(sizes, constants, i, length), constants.COLUMNS):
         columns = load_column_factors(tensors, sizes, constants, b, h, j)
         r = load_matrix(tensors, sizes, constants, h, i, j)
@@ -244,10 +283,10 @@ def forward(
         v = load_values(tensors, sizes, constants, b, h, j)
         total = total * shrink + tl.sum(p, 1)
         kept_weights = (p * kept(tensors, sizes, constants, b, h, i, j)).to(v.dtype)
-        out = out * shrink[:, None] + product(kept_weights, v, constants)
+        y = y * shrink[:, None] + product(kept_weights, v, constants)
         top = higher
-    out = out / tl.where(total > 0, total, 1.0)[:, None]
-    store_output_rows(y, out, sizes, constants, b, h, i)
+    y = y / tl.where(total > 0, total, 1.0)[:, None]
+    store_output_rows(out, y, sizes, constants, b, h, i)
     store_numbers(lse, tl.where(total > 0, top + tl.log2(total), float("inf")), sizes, constants, b, h, i)
 
 
@@ -255,25 +294,38 @@ def forward(
 def backward_rows(
     tensors,
     gradients,
-    y,
+    out,
     delta,
     lse,
-    dy,
+    out_gradient,
     T,
     B,
     H,
-    left,
-    right,
-    w_rows,
-    c_columns,
-    r_rows,
-    r_columns,
+    left_width,
+    right_width,
+    dense_key_rows,
+    bias_row_columns,
+    matrix_rows,
+    matrix_columns,
     scale,
     dropout,
     constants,
 ):
     """Writes the gradients that some rows of a sentence have, and rowsum(P * dP)."""
-    sizes = find_sizes(constants, T, B, H, left, right, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    sizes = find_sizes(
+        constants,
+        T,
+        B,
+        H,
+        left_width,
+        right_width,
+        dense_key_rows,
+        bias_row_columns,
+        matrix_rows,
+        matrix_columns,
+        scale,
+        dropout,
+    )
     tiles = tl.cdiv(T, constants.ROWS)
     i = tl.program_id(0) % tiles * constants.ROWS
     b = tl.program_id(0) // tiles // H
@@ -281,24 +333,28 @@ def backward_rows(
     length = length_of(tensors, sizes, b)
     weights = load_weights(tensors, sizes, constants, h)
     rows = load_row_factors(tensors, sizes, constants, b, h, i)
-    dy_i = load_output_rows(dy, sizes, constants, b, h, i)
-    y_i = load_output_rows(y, sizes, constants, b, h, i)
+    dy_i = load_output_rows(out_gradient, sizes, constants, b, h, i)
+    y_i = load_output_rows(out, sizes, constants, b, h, i)
     delta_i = tl.sum(dy_i.to(tl.float32) * y_i.to(tl.float32), 1)
     lse_i = load_numbers(lse, sizes, constants, b, h, i, float("inf"))
     error = tl.zeros([constants.ROWS], tl.float32)  # in `delta_i`: the sum of a row of dS, which should be 0
     outer = tl.zeros([constants.ROWS], tl.float32)
-    to_q = tl.zeros([constants.ROWS, constants.Q_BLOCK], tl.float32)
-    to_x = tl.zeros([constants.ROWS, constants.X_BLOCK], tl.float32)
-    to_left = tl.zeros([constants.ROWS, constants.FACTOR], tl.float32)
-    to_right = tl.zeros([constants.ROWS, constants.FACTOR], tl.float32)
+    to_q = tl.zeros([constants.ROWS, constants.QUERY_BLOCK], tl.float32)
+    to_x = tl.zeros([constants.ROWS, constants.DENSE_BLOCK], tl.float32)
+    to_left = tl.zeros([constants.ROWS, constants.FACTOR_BLOCK], tl.float32)
+    to_right = tl.zeros([constants.ROWS, constants.FACTOR_BLOCK], tl.float32)
     end = 0  # without gradients of rows or of weights only rowsum(dY * Y) is written
-    if (gradients.q is not None) or (gradients.x is not None):
+    if (gradients.query is not None) or (gradients.dense_query is not None):
         end = columns_of_rows(sizes, constants, i, length)
     if (gradients.left is not None) or (gradients.right is not None):
         end = columns_of_rows(sizes, constants, i, length)
-    if (gradients.a_q is not None) or (gradients.a_x is not None) or (gradients.a_outer is not None):
+    if (
+        (gradients.product_weight is not None)
+        or (gradients.dense_weight is not None)
+        or (gradients.outer_weight is not None)
+    ):
         end = columns_of_rows(sizes, constants, i, length)
-    if (gradients.a_c is not None) or (gradients.a_r is not None):
+    if (gradients.bias_row_weight is not None) or (gradients.matrix_weight is not None):
         end = columns_of_rows(sizes, constants, i, length)
     for j in range(0, end, constants.COLUMNS):
         columns = load_column_factors(tensors, sizes, constants, b, h, j)
@@ -311,126 +367,152 @@ def backward_rows(
         error += tl.sum(ds, 1)
         outer += mean_outer(gradients, p, rows, sizes, constants, j)
         to = row_gradients(gradients, ds, rows, columns, sizes, constants, j)
-        to_q += to.q
-        to_x += to.x
+        to_q += to.query
+        to_x += to.dense_query
         to_left += to.left
         to_right += to.right
     to = RowFactors(to_q, to_x, to_left, to_right)
     store_row_gradients(gradients, to, weights, sizes, constants, b, h, i)
     store_numbers(delta, delta_i + error, sizes, constants, b, h, i)
     _, _, of_outer = row_weights(gradients, rows, to, sizes)
-    store_part(gradients.a_outer, of_outer - tl.sum(error * outer), b * tiles + i // constants.ROWS, h, sizes)
+    store_part(gradients.outer_weight, of_outer - tl.sum(error * outer), b * tiles + i // constants.ROWS, h, sizes)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences_per_group", "numbers_per_group"])
 def backward_columns(
     tensors,
     gradients,
     delta,
     lse,
-    dy,
+    out_gradient,
     T,
     B,
     H,
-    left,
-    right,
-    w_rows,
-    c_columns,
-    r_rows,
-    r_columns,
+    left_width,
+    right_width,
+    dense_key_rows,
+    bias_row_columns,
+    matrix_rows,
+    matrix_columns,
     scale,
     dropout,
-    sentences,
-    size,
+    sentences_per_group,
+    numbers_per_group,
     constants,
 ):
     """Writes the gradients that some columns have, in a group of sentences."""
-    sizes = find_sizes(constants, T, B, H, left, right, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    sizes = find_sizes(
+        constants,
+        T,
+        B,
+        H,
+        left_width,
+        right_width,
+        dense_key_rows,
+        bias_row_columns,
+        matrix_rows,
+        matrix_columns,
+        scale,
+        dropout,
+    )
     tiles = tl.cdiv(T, constants.COLUMNS)
     j = tl.program_id(0) % tiles * constants.COLUMNS
     group = tl.program_id(0) // tiles // H
     h = tl.program_id(0) // tiles % H
     weights = load_weights(tensors, sizes, constants, h)
-    to_w = tl.zeros([constants.COLUMNS, constants.X_BLOCK], tl.float32)
+    to_w = tl.zeros([constants.COLUMNS, constants.DENSE_BLOCK], tl.float32)
     to_c = tl.zeros([constants.COLUMNS], tl.float32)
     to_a_q = tl.zeros([], tl.float32)
-    for b in range(group * sentences, tl.minimum((group + 1) * sentences, B)):
+    for b in range(group * sentences_per_group, tl.minimum((group + 1) * sentences_per_group, B)):
         length = length_of(tensors, sizes, b)
         columns = load_column_factors(tensors, sizes, constants, b, h, j)
         v = load_values(tensors, sizes, constants, b, h, j)
-        to_v = tl.zeros([constants.COLUMNS, constants.D_BLOCK], tl.float32)
-        to_k = tl.zeros([constants.COLUMNS, constants.Q_BLOCK], tl.float32)
+        to_v = tl.zeros([constants.COLUMNS, constants.VALUE_BLOCK], tl.float32)
+        to_k = tl.zeros([constants.COLUMNS, constants.QUERY_BLOCK], tl.float32)
         first = 0
         if constants.CAUSAL:
             first = j // constants.ROWS * constants.ROWS
         for i in range(first, tl.where(j < length, length, 0), constants.ROWS):
             rows = load_row_factors(tensors, sizes, constants, b, h, i)
             r = load_matrix(tensors, sizes, constants, h, i, j)
-            dy_i, delta_i, lse_i = load_outputs(dy, delta, lse, sizes, constants, b, h, i)
+            dy_i, delta_i, lse_i = load_outputs(out_gradient, delta, lse, sizes, constants, b, h, i)
             logits = tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, i, j, length)
             p = tl.exp2(logits - lse_i[:, None])
             keep = kept(tensors, sizes, constants, b, h, i, j)
             to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, constants)
             if delta is not None:
                 ds = p * (product(dy_i, tl.trans(v), constants) * keep - delta_i[:, None])
-                if (gradients.k is not None) or (gradients.a_q is not None):
-                    to_k += product(tl.trans(ds.to(rows.q.dtype)), rows.q, constants)
-                if (gradients.w is not None) or (gradients.a_x is not None):
-                    to_w += product(tl.trans(ds.to(rows.x.dtype)), rows.x, constants)
-                if (gradients.c is not None) or (gradients.a_c is not None):
+                if (gradients.key is not None) or (gradients.product_weight is not None):
+                    to_k += product(tl.trans(ds.to(rows.query.dtype)), rows.query, constants)
+                if (gradients.dense_key is not None) or (gradients.dense_weight is not None):
+                    to_w += product(tl.trans(ds.to(rows.dense_query.dtype)), rows.dense_query, constants)
+                if (gradients.bias_row is not None) or (gradients.bias_row_weight is not None):
                     to_c += tl.sum(ds, 0)
         store_value_gradients(gradients, to_v, sizes, constants, b, h, j)
-        store_key_gradients(gradients, to_k * weights.q, sizes, constants, b, h, j)
-        if gradients.a_q is not None:
+        store_key_gradients(gradients, to_k * weights.product, sizes, constants, b, h, j)
+        if gradients.product_weight is not None:
             k = load_rows(
-                tensors.k,
-                sizes.k_start,
+                tensors.key,
+                sizes.key_start,
                 sizes.token,
-                constants.Q,
+                constants.QUERY_WIDTH,
                 b,
                 h,
                 j,
                 sizes,
-                constants.Q,
+                constants.QUERY_WIDTH,
                 constants.COLUMNS,
-                constants.Q_BLOCK,
+                constants.QUERY_BLOCK,
                 constants.UNIT,
             )
             to_a_q += tl.sum(to_k * k.to(tl.float32)) * sizes.scale
-    place = tl.cast(group, tl.int64) * size
+    place = tl.cast(group, tl.int64) * numbers_per_group
     part = group * tiles + j // constants.COLUMNS
-    store_part(gradients.a_q, to_a_q, part, h, sizes)
-    if gradients.a_x is not None:
+    store_part(gradients.product_weight, to_a_q, part, h, sizes)
+    if gradients.dense_weight is not None:
         w = load_shared_keys(tensors, sizes, constants, h, j).to(tl.float32)
-        store_part(gradients.a_x, tl.sum(to_w * w), part, h, sizes)
+        store_part(gradients.dense_weight, tl.sum(to_w * w), part, h, sizes)
     c = load_row(tensors, sizes, constants, h, j)
     store_columns(gradients, to_w, to_c, c, weights, place, part, h, j, sizes, constants)
 
 
-@triton.jit(do_not_specialize=[*INTEGERS, "sentences", "size"])
+@triton.jit(do_not_specialize=[*INTEGERS, "sentences_per_group", "numbers_per_group"])
 def backward_matrix(
     tensors,
     gradients,
     delta,
     lse,
-    dy,
+    out_gradient,
     T,
     B,
     H,
-    left,
-    right,
-    w_rows,
-    c_columns,
-    r_rows,
-    r_columns,
+    left_width,
+    right_width,
+    dense_key_rows,
+    bias_row_columns,
+    matrix_rows,
+    matrix_columns,
     scale,
     dropout,
-    sentences,
-    size,
+    sentences_per_group,
+    numbers_per_group,
     constants,
 ):
     """Writes the gradients of a tile of R and of its weight, in a group of sentences."""
-    sizes = find_sizes(constants, T, B, H, left, right, w_rows, c_columns, r_rows, r_columns, scale, dropout)
+    sizes = find_sizes(
+        constants,
+        T,
+        B,
+        H,
+        left_width,
+        right_width,
+        dense_key_rows,
+        bias_row_columns,
+        matrix_rows,
+        matrix_columns,
+        scale,
+        dropout,
+    )
     across = tl.cdiv(T, constants.COLUMNS)
     tiles = tl.cdiv(T, constants.ROWS) * across
     tile = tl.program_id(0) % tiles
@@ -440,18 +522,18 @@ def backward_matrix(
     j = tile % across * constants.COLUMNS
     weights = load_weights(tensors, sizes, constants, h)
     to_r = tl.zeros([constants.ROWS, constants.COLUMNS], tl.float32)
-    end = tl.minimum((group + 1) * sentences, B)
+    end = tl.minimum((group + 1) * sentences_per_group, B)
     if constants.CAUSAL:
         end = tl.where(j < i + constants.ROWS, end, 0)
     r = load_matrix(tensors, sizes, constants, h, i, j)
-    for b in range(group * sentences, end):
+    for b in range(group * sentences_per_group, end):
         rows = load_row_factors(tensors, sizes, constants, b, h, i)
         columns = load_column_factors(tensors, sizes, constants, b, h, j)
-        dy_i, delta_i, lse_i = load_outputs(dy, delta, lse, sizes, constants, b, h, i)
+        dy_i, delta_i, lse_i = load_outputs(out_gradient, delta, lse, sizes, constants, b, h, i)
         logits = tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, i, j, T)
         p = tl.exp2(logits - lse_i[:, None])
         dp = product(dy_i, tl.trans(load_values(tensors, sizes, constants, b, h, j)), constants)
         dp *= kept(tensors, sizes, constants, b, h, i, j)
         to_r += p * (dp - delta_i[:, None])
-    place = tl.cast(group, tl.int64) * size
+    place = tl.cast(group, tl.int64) * numbers_per_group
     store_matrix(gradients, to_r, r, weights, place, group * tiles + tile, h, i, j, sizes, constants)

@@ -1,11 +1,8 @@
 """What the Triton kernels share: how they read tensors, and how they compute a tile of logits.
 
-The kernels compute, for a head of sentence b,
-
-    S = a_q scale Q K^T + a_x X W^T + a_o A (x) B + a_c c + a_r R,     Y = softmax(S) V
-
-in which every summand may be absent. Q, K, X, A, B and V differ by sentence. W, the row c, the matrix R and the weights
-a are shared across the batch. Column ``u n + v`` of the outer product A (x) B is ``A_u B_v``, where B has n columns.
+The file `arguments` has the formula of the logits S, and the names of its summands and tensors. Q, K, X, A, B and V
+differ by sentence. W, the row c, the matrix R and the weights a are shared across the batch. Column ``u n + v`` of the
+outer product A (x) B is ``A_u B_v``, where B has n columns.
 
 No gradient is added atomically: each sum is computed by one program, in a fixed order, so that two runs are equal bit
 for bit.
@@ -16,9 +13,10 @@ Names in all kernels, which are those of the formula where it has one:
 h, b                 head, sentence
 i, j                 the first row and the first column of a tile
 length               tokens of the sentence up to its last visible one
-p, ds, dy            a tile of the weights softmax(S); gradients of S and of Y
+q, k, v, x, w, c, r  tiles of Q, K, V, X, W, c and R
+p, ds, y, dy         a tile of the weights softmax(S); gradients of S; rows of Y; gradients of Y
 to_q, to_r, ...      sums for gradients, without the weights
-tensors, gradients   `Tensors`, `Gradients`: where the tensors begin, and where their gradients go
+tensors, gradients   `KernelTensors`, `KernelGradients`: where the tensors begin, and where their gradients go
 sizes, constants     `Sizes`, `Constants`: numbers that change from batch to batch, and those that do not
 weights              `Weights`: the numbers that multiply the summands in a head
 rows, columns        `RowFactors`, `ColumnFactors`: the factors of a tile of logits
@@ -32,64 +30,26 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .arguments import CallNumbers
 
-class Tensors(NamedTuple):
-    """Pointers to the tensors of a call.
-
-    A field is None if there is no such tensor; the compiled kernel then has no code for it. Tensors that lie side by
-    side, as `tensors` describes them, all point to the tensor that they are parts of.
-    """
-
-    v: Any
-    q: Any
-    k: Any
-    x: Any
-    w: Any
-    c: Any
-    left: Any  # A
-    right: Any  # B
-    r: Any
-    weights: Any  # (M, H); `Constants` says which row is whose
-    hidden: Any  # (B, T), not 0 at padding
-    seed: Any  # (1,), for dropout
-
-
-class Numbers(NamedTuple):
-    """The numbers that every kernel is given, in the order of its arguments.
-
-    They are arguments and not constants, because a kernel would be compiled for each value of a constant.
-    """
-
-    T: Any
-    B: Any
-    H: Any
-    left: Any  # columns of the left and the right factor of an outer product
-    right: Any
-    w_rows: Any
-    c_columns: Any
-    r_rows: Any
-    r_columns: Any
-    scale: Any
-    dropout: Any
-
-
-INTEGERS = Numbers._fields[: Numbers._fields.index("scale")]
+# The arguments for which no kernel is compiled anew, although they are integers.
+INTEGERS = CallNumbers._fields[: CallNumbers._fields.index("scale")]
 
 
 class Sizes(NamedTuple):
     """Where the elements of tensors are."""
 
     token: Any  # stride of a token in `packed`
-    pair_token: Any  # stride of a token in what holds A and B
-    k_start: Any  # where keys, values and B begin in a token
-    v_start: Any
+    factors_token: Any  # stride of a token in `factors`, which has A and B
+    key_start: Any  # where keys, values and B begin in a token
+    value_start: Any
     right_start: Any
-    x_head: Any  # strides of heads
-    pair_head: Any
-    w_head: Any
-    c_head: Any
-    r_head: Any
-    r_row: Any  # stride of a row of R; m, if R is its values by distance
+    dense_query_head: Any  # strides of heads
+    factors_head: Any
+    dense_key_head: Any
+    bias_row_head: Any
+    matrix_head: Any
+    matrix_row: Any  # stride of a row of R; m, if R is its values by distance
     T: Any
     B: Any
     H: Any
@@ -98,66 +58,21 @@ class Sizes(NamedTuple):
     dropout: Any
 
 
-class Constants(NamedTuple):
-    """What a kernel is compiled for."""
-
-    D: Any  # features of V, and the power of two that holds them
-    D_BLOCK: Any
-    Q: Any  # features of Q and K
-    Q_BLOCK: Any
-    X: Any  # features of X and W
-    X_BLOCK: Any
-    FACTOR: Any  # a power of two that holds the columns of A and of B
-    ROWS: Any  # how many rows a tile has
-    COLUMNS: Any
-    UNIT: Any  # all strides are multiples of it, so that several numbers are read at once
-    CAUSAL: Any
-    DIAGONALS: Any  # R is its values by distance, 2 m + 1 for each head
-    PRECISION: Any  # how products in fp32 are rounded: "ieee" or "tf32"
-    A_Q: Any  # the row of weights that multiplies Q K^T; -1 for a weight of 1
-    A_X: Any
-    A_OUTER: Any
-    A_C: Any
-    A_R: Any
-
-
-class Gradients(NamedTuple):
-    """Pointers to what a backward pass writes; None if it is not wanted.
-
-    These are gradients that lie as their tensors do, or sums in fp32.
-    """
-
-    v: Any
-    q: Any
-    k: Any
-    x: Any
-    left: Any
-    right: Any
-    w: Any  # sums over groups of sentences: (H, T, X) for w, (H, T) for c, (H, T, T) for r,
-    c: Any  # where group g begins at ``g * size``
-    r: Any
-    a_q: Any  # sums of single programs, (programs, H)
-    a_x: Any
-    a_outer: Any
-    a_c: Any
-    a_r: Any
-
-
 class Weights(NamedTuple):
-    """The numbers that multiply the summands in a head; for Q K^T it is the weight times the scale."""
+    """The numbers that multiply the summands in a head; for the product it is the weight times the scale."""
 
-    q: Any
-    x: Any
+    product: Any
+    dense: Any
     outer: Any
-    c: Any
-    r: Any
+    bias_row: Any
+    matrix: Any
 
 
 class RowFactors(NamedTuple):
     """The factors of the logits that belong to rows."""
 
-    q: Any
-    x: Any
+    query: Any
+    dense_query: Any
     left: Any
     right: Any
 
@@ -165,33 +80,46 @@ class RowFactors(NamedTuple):
 class ColumnFactors(NamedTuple):
     """The factors of the logits that belong to columns."""
 
-    k: Any
-    w: Any
-    c: Any
+    key: Any
+    dense_key: Any
+    bias_row: Any
 
 
 @triton.jit
-def find_sizes(constants, T, B, H, left, right, w_rows, c_columns, r_rows, r_columns, scale, dropout):
-    """Returns `Sizes` for tensors that lie as `tensors` describes them."""
-    r_row = r_columns
-    if constants.DIAGONALS:
-        r_row = r_columns // 2
+def find_sizes(
+    constants,
+    T,
+    B,
+    H,
+    left_width,
+    right_width,
+    dense_key_rows,
+    bias_row_columns,
+    matrix_rows,
+    matrix_columns,
+    scale,
+    dropout,
+):
+    """Returns `Sizes` for tensors that lie as `CallTensors` describes them."""
+    matrix_row = matrix_columns
+    if constants.BY_DISTANCE:
+        matrix_row = matrix_columns // 2
     return Sizes(
-        H * (2 * constants.Q + constants.D),  # token
-        left + right,  # pair_token
-        H * constants.Q,  # k_start
-        2 * H * constants.Q,  # v_start
-        left,  # right_start
-        T * B * constants.X,  # x_head
-        T * B * (left + right),  # pair_head
-        w_rows * constants.X,  # w_head
-        c_columns,  # c_head
-        r_rows * r_columns,  # r_head
-        r_row,
+        H * (2 * constants.QUERY_WIDTH + constants.VALUE_WIDTH),  # token
+        left_width + right_width,  # factors_token
+        H * constants.QUERY_WIDTH,  # key_start
+        2 * H * constants.QUERY_WIDTH,  # value_start
+        left_width,  # right_start
+        T * B * constants.DENSE_WIDTH,  # dense_query_head
+        T * B * (left_width + right_width),  # factors_head
+        dense_key_rows * constants.DENSE_WIDTH,  # dense_key_head
+        bias_row_columns,  # bias_row_head
+        matrix_rows * matrix_columns,  # matrix_head
+        matrix_row,
         T,
         B,
         H,
-        right,  # right_width
+        right_width,
         scale,
         dropout,
     )
@@ -245,15 +173,15 @@ def load_output_rows(data, sizes, constants, b, h, i):
     return load_rows(
         data,
         0,
-        sizes.H * constants.D,
-        constants.D,
+        sizes.H * constants.VALUE_WIDTH,
+        constants.VALUE_WIDTH,
         b,
         h,
         i,
         sizes,
-        constants.D,
+        constants.VALUE_WIDTH,
         constants.ROWS,
-        constants.D_BLOCK,
+        constants.VALUE_BLOCK,
         constants.UNIT,
     )
 
@@ -265,15 +193,15 @@ def store_output_rows(data, value, sizes, constants, b, h, i):
         data,
         value,
         0,
-        sizes.H * constants.D,
-        constants.D,
+        sizes.H * constants.VALUE_WIDTH,
+        constants.VALUE_WIDTH,
         b,
         h,
         i,
         sizes,
-        constants.D,
+        constants.VALUE_WIDTH,
         constants.ROWS,
-        constants.D_BLOCK,
+        constants.VALUE_BLOCK,
         constants.UNIT,
     )
 
@@ -282,18 +210,18 @@ def store_output_rows(data, value, sizes, constants, b, h, i):
 def store_value_gradients(gradients, dv, sizes, constants, b, h, j):
     """Writes rows j, j + 1, ... of dV, if it is wanted."""
     store_rows(
-        gradients.v,
+        gradients.value,
         dv,
-        sizes.v_start,
+        sizes.value_start,
         sizes.token,
-        constants.D,
+        constants.VALUE_WIDTH,
         b,
         h,
         j,
         sizes,
-        constants.D,
+        constants.VALUE_WIDTH,
         constants.COLUMNS,
-        constants.D_BLOCK,
+        constants.VALUE_BLOCK,
         constants.UNIT,
     )
 
@@ -302,18 +230,18 @@ def store_value_gradients(gradients, dv, sizes, constants, b, h, j):
 def store_key_gradients(gradients, dk, sizes, constants, b, h, j):
     """Writes rows j, j + 1, ... of dK, if it is wanted."""
     store_rows(
-        gradients.k,
+        gradients.key,
         dk,
-        sizes.k_start,
+        sizes.key_start,
         sizes.token,
-        constants.Q,
+        constants.QUERY_WIDTH,
         b,
         h,
         j,
         sizes,
-        constants.Q,
+        constants.QUERY_WIDTH,
         constants.COLUMNS,
-        constants.Q_BLOCK,
+        constants.QUERY_BLOCK,
         constants.UNIT,
     )
 
@@ -322,59 +250,59 @@ def store_key_gradients(gradients, dk, sizes, constants, b, h, j):
 def load_row_factors(tensors, sizes, constants, b, h, i):
     """Returns the factors of rows i, i + 1, ... of a sentence."""
     q = load_rows(
-        tensors.q,
+        tensors.query,
         0,
         sizes.token,
-        constants.Q,
+        constants.QUERY_WIDTH,
         b,
         h,
         i,
         sizes,
-        constants.Q,
+        constants.QUERY_WIDTH,
         constants.ROWS,
-        constants.Q_BLOCK,
+        constants.QUERY_BLOCK,
         constants.UNIT,
     )
     x = load_rows(
-        tensors.x,
+        tensors.dense_query,
         0,
-        constants.X,
-        sizes.x_head,
+        constants.DENSE_WIDTH,
+        sizes.dense_query_head,
         b,
         h,
         i,
         sizes,
-        constants.X,
+        constants.DENSE_WIDTH,
         constants.ROWS,
-        constants.X_BLOCK,
+        constants.DENSE_BLOCK,
         constants.UNIT,
     )
     left = load_rows(
         tensors.left,
         0,
-        sizes.pair_token,
-        sizes.pair_head,
+        sizes.factors_token,
+        sizes.factors_head,
         b,
         h,
         i,
         sizes,
         tl.cdiv(sizes.T, sizes.right_width),
         constants.ROWS,
-        constants.FACTOR,
+        constants.FACTOR_BLOCK,
         1,
     )
     right = load_rows(
         tensors.right,
         sizes.right_start,
-        sizes.pair_token,
-        sizes.pair_head,
+        sizes.factors_token,
+        sizes.factors_head,
         b,
         h,
         i,
         sizes,
         sizes.right_width,
         constants.ROWS,
-        constants.FACTOR,
+        constants.FACTOR_BLOCK,
         1,
     )
     return RowFactors(q, x, left, right)
@@ -384,17 +312,17 @@ def load_row_factors(tensors, sizes, constants, b, h, i):
 def load_column_factors(tensors, sizes, constants, b, h, j):
     """Returns the factors of columns j, j + 1, ... of a sentence."""
     k = load_rows(
-        tensors.k,
-        sizes.k_start,
+        tensors.key,
+        sizes.key_start,
         sizes.token,
-        constants.Q,
+        constants.QUERY_WIDTH,
         b,
         h,
         j,
         sizes,
-        constants.Q,
+        constants.QUERY_WIDTH,
         constants.COLUMNS,
-        constants.Q_BLOCK,
+        constants.QUERY_BLOCK,
         constants.UNIT,
     )
     return ColumnFactors(
@@ -405,42 +333,44 @@ def load_column_factors(tensors, sizes, constants, b, h, j):
 @triton.jit
 def load_shared_keys(tensors, sizes, constants, h, j):
     """Returns rows j, j + 1, ... of W."""
-    if tensors.w is None:
+    if tensors.dense_key is None:
         return 0.0
     else:
         column = j + tl.arange(0, constants.COLUMNS)
-        first = tensors.w + h * tl.multiple_of(tl.cast(sizes.w_head, tl.int64), constants.UNIT)
-        at = first + column[:, None] * constants.X + tl.arange(0, constants.X_BLOCK)[None, :]
-        return tl.load(at, mask=inside(j, sizes.T, constants.X, constants.COLUMNS, constants.X_BLOCK), other=0.0)
+        first = tensors.dense_key + h * tl.multiple_of(tl.cast(sizes.dense_key_head, tl.int64), constants.UNIT)
+        at = first + column[:, None] * constants.DENSE_WIDTH + tl.arange(0, constants.DENSE_BLOCK)[None, :]
+        return tl.load(
+            at, mask=inside(j, sizes.T, constants.DENSE_WIDTH, constants.COLUMNS, constants.DENSE_BLOCK), other=0.0
+        )
 
 
 @triton.jit
 def load_row(tensors, sizes, constants, h, j):
     """Returns columns j, j + 1, ... of c."""
-    if tensors.c is None:
+    if tensors.bias_row is None:
         return 0.0
     else:
         column = j + tl.arange(0, constants.COLUMNS)
-        return tl.load(tensors.c + tl.cast(h, tl.int64) * sizes.c_head + column, mask=column < sizes.T, other=0.0).to(
-            tl.float32
-        )
+        return tl.load(
+            tensors.bias_row + tl.cast(h, tl.int64) * sizes.bias_row_head + column, mask=column < sizes.T, other=0.0
+        ).to(tl.float32)
 
 
 @triton.jit
 def load_values(tensors, sizes, constants, b, h, j):
     """Returns rows j, j + 1, ... of V."""
     return load_rows(
-        tensors.v,
-        sizes.v_start,
+        tensors.value,
+        sizes.value_start,
         sizes.token,
-        constants.D,
+        constants.VALUE_WIDTH,
         b,
         h,
         j,
         sizes,
-        constants.D,
+        constants.VALUE_WIDTH,
         constants.COLUMNS,
-        constants.D_BLOCK,
+        constants.VALUE_BLOCK,
         constants.UNIT,
     )
 
@@ -448,16 +378,16 @@ def load_values(tensors, sizes, constants, b, h, j):
 @triton.jit
 def load_matrix(tensors, sizes, constants, h, i, j):
     """Returns a tile of R."""
-    if tensors.r is None:
+    if tensors.matrix is None:
         return 0.0
     else:
         row = (i + tl.arange(0, constants.ROWS))[:, None]
         column = (j + tl.arange(0, constants.COLUMNS))[None, :]
-        if constants.DIAGONALS:
-            place = tl.minimum(tl.maximum(column - row, -sizes.r_row), sizes.r_row) + sizes.r_row
+        if constants.BY_DISTANCE:
+            place = tl.minimum(tl.maximum(column - row, -sizes.matrix_row), sizes.matrix_row) + sizes.matrix_row
         else:
-            place = row * sizes.r_row + column
-        at = tensors.r + tl.cast(h, tl.int64) * sizes.r_head + place
+            place = row * sizes.matrix_row + column
+        at = tensors.matrix + tl.cast(h, tl.int64) * sizes.matrix_head + place
         return tl.load(at, mask=(row < sizes.T) & (column < sizes.T), other=0.0).to(tl.float32)
 
 
@@ -473,11 +403,11 @@ def load_weight(tensors, sizes, h, row: tl.constexpr):
 @triton.jit
 def load_weights(tensors, sizes, constants, h):
     """Returns the weights of all summands in a head."""
-    q = load_weight(tensors, sizes, h, constants.A_Q) * sizes.scale
-    x = load_weight(tensors, sizes, h, constants.A_X)
-    outer = load_weight(tensors, sizes, h, constants.A_OUTER)
-    c = load_weight(tensors, sizes, h, constants.A_C)
-    r = load_weight(tensors, sizes, h, constants.A_R)
+    q = load_weight(tensors, sizes, h, constants.PRODUCT_WEIGHT) * sizes.scale
+    x = load_weight(tensors, sizes, h, constants.DENSE_WEIGHT)
+    outer = load_weight(tensors, sizes, h, constants.OUTER_WEIGHT)
+    c = load_weight(tensors, sizes, h, constants.BIAS_ROW_WEIGHT)
+    r = load_weight(tensors, sizes, h, constants.MATRIX_WEIGHT)
     return Weights(q, x, outer, c, r)
 
 
@@ -490,7 +420,7 @@ def product(a, b, constants):
 @triton.jit
 def selectors(sizes, constants, j, dtype):
     """Returns matrices of 0 and 1 that copy the columns of A and of B to those of the outer product."""
-    factor = tl.arange(0, constants.FACTOR)[:, None]
+    factor = tl.arange(0, constants.FACTOR_BLOCK)[:, None]
     column = (j + tl.arange(0, constants.COLUMNS))[None, :]
     of_left = tl.where(column // sizes.right_width == factor, 1.0, 0.0)
     of_right = tl.where(column % sizes.right_width == factor, 1.0, 0.0)
@@ -504,17 +434,17 @@ def tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, i, j
     It is minus infinity where a column is hidden or a row is padding.
     """
     logits = tl.zeros([constants.ROWS, constants.COLUMNS], tl.float32)
-    if tensors.q is not None:
-        logits += product(rows.q, tl.trans(columns.k), constants) * weights.q
-    if tensors.x is not None:
-        logits += product(rows.x, tl.trans(columns.w), constants) * weights.x
+    if tensors.query is not None:
+        logits += product(rows.query, tl.trans(columns.key), constants) * weights.product
+    if tensors.dense_query is not None:
+        logits += product(rows.dense_query, tl.trans(columns.dense_key), constants) * weights.dense
     if tensors.left is not None:
         of_left, of_right = selectors(sizes, constants, j, rows.left.dtype)
         logits += product(rows.left, of_left, constants) * product(rows.right, of_right, constants) * weights.outer
-    if tensors.c is not None:
-        logits += (columns.c * weights.c)[None, :]
-    if tensors.r is not None:
-        logits += r * weights.r
+    if tensors.bias_row is not None:
+        logits += (columns.bias_row * weights.bias_row)[None, :]
+    if tensors.matrix is not None:
+        logits += r * weights.matrix
     row = (i + tl.arange(0, constants.ROWS))[:, None]
     column = (j + tl.arange(0, constants.COLUMNS))[None, :]
     visible = (row < length) & (column < length)
@@ -565,13 +495,13 @@ def row_gradients(gradients, ds, rows, columns, sizes, constants, j):
     to_x = 0.0
     to_left = 0.0
     to_right = 0.0
-    if (gradients.q is not None) or (gradients.a_q is not None):
-        to_q = product(ds.to(columns.k.dtype), columns.k, constants)
-    if (gradients.x is not None) or (gradients.a_x is not None):
-        to_x = product(ds.to(rows.x.dtype), columns.w, constants)
-    if (gradients.left is not None) or (gradients.right is not None) or (gradients.a_outer is not None):
+    if (gradients.query is not None) or (gradients.product_weight is not None):
+        to_q = product(ds.to(columns.key.dtype), columns.key, constants)
+    if (gradients.dense_query is not None) or (gradients.dense_weight is not None):
+        to_x = product(ds.to(rows.dense_query.dtype), columns.dense_key, constants)
+    if (gradients.left is not None) or (gradients.right is not None) or (gradients.outer_weight is not None):
         of_left, of_right = selectors(sizes, constants, j, rows.left.dtype)
-        if (gradients.left is not None) or (gradients.a_outer is not None):
+        if (gradients.left is not None) or (gradients.outer_weight is not None):
             spread = (ds * product(rows.right, of_right, constants)).to(rows.left.dtype)
             to_left = product(spread, tl.trans(of_left), constants)
         if gradients.right is not None:
@@ -584,33 +514,33 @@ def row_gradients(gradients, ds, rows, columns, sizes, constants, j):
 def store_row_gradients(gradients, to, weights, sizes, constants, b, h, i):
     """Writes dQ, dX, dA and dB of rows i, i + 1, ... of a sentence, which are `to` times the weights."""
     store_rows(
-        gradients.q,
-        to.q * weights.q,
+        gradients.query,
+        to.query * weights.product,
         0,
         sizes.token,
-        constants.Q,
+        constants.QUERY_WIDTH,
         b,
         h,
         i,
         sizes,
-        constants.Q,
+        constants.QUERY_WIDTH,
         constants.ROWS,
-        constants.Q_BLOCK,
+        constants.QUERY_BLOCK,
         constants.UNIT,
     )
     store_rows(
-        gradients.x,
-        to.x * weights.x,
+        gradients.dense_query,
+        to.dense_query * weights.dense,
         0,
-        constants.X,
-        sizes.x_head,
+        constants.DENSE_WIDTH,
+        sizes.dense_query_head,
         b,
         h,
         i,
         sizes,
-        constants.X,
+        constants.DENSE_WIDTH,
         constants.ROWS,
-        constants.X_BLOCK,
+        constants.DENSE_BLOCK,
         constants.UNIT,
     )
     width = tl.cdiv(sizes.T, sizes.right_width)
@@ -618,30 +548,30 @@ def store_row_gradients(gradients, to, weights, sizes, constants, b, h, i):
         gradients.left,
         to.left * weights.outer,
         0,
-        sizes.pair_token,
-        sizes.pair_head,
+        sizes.factors_token,
+        sizes.factors_head,
         b,
         h,
         i,
         sizes,
         width,
         constants.ROWS,
-        constants.FACTOR,
+        constants.FACTOR_BLOCK,
         1,
     )
     store_rows(
         gradients.right,
         to.right * weights.outer,
         sizes.right_start,
-        sizes.pair_token,
-        sizes.pair_head,
+        sizes.factors_token,
+        sizes.factors_head,
         b,
         h,
         i,
         sizes,
         sizes.right_width,
         constants.ROWS,
-        constants.FACTOR,
+        constants.FACTOR_BLOCK,
         1,
     )
 
@@ -649,7 +579,7 @@ def store_row_gradients(gradients, to, weights, sizes, constants, b, h, i):
 @triton.jit
 def mean_outer(gradients, p, rows, sizes, constants, j):
     """Returns what a tile of P adds to the mean of the outer product in each row; 0 if its weight needs no gradient."""
-    if gradients.a_outer is None:
+    if gradients.outer_weight is None:
         return 0.0
     else:
         of_left, of_right = selectors(sizes, constants, j, rows.left.dtype)
@@ -662,11 +592,11 @@ def row_weights(gradients, rows, to, sizes):
     to_q = 0.0
     to_x = 0.0
     to_outer = 0.0
-    if gradients.a_q is not None:
-        to_q = tl.sum(rows.q.to(tl.float32) * to.q) * sizes.scale
-    if gradients.a_x is not None:
-        to_x = tl.sum(rows.x.to(tl.float32) * to.x)
-    if gradients.a_outer is not None:
+    if gradients.product_weight is not None:
+        to_q = tl.sum(rows.query.to(tl.float32) * to.query) * sizes.scale
+    if gradients.dense_weight is not None:
+        to_x = tl.sum(rows.dense_query.to(tl.float32) * to.dense_query)
+    if gradients.outer_weight is not None:
         to_outer = tl.sum(rows.left.to(tl.float32) * to.left)
     return to_q, to_x, to_outer
 
@@ -685,21 +615,34 @@ def store_columns(gradients, to_w, to_c, c, weights, place, part, h, j, sizes, c
     The numbers of the group begin at `place`. `to_w` and `to_c` are the sums without the weights.
     """
     column = j + tl.arange(0, constants.COLUMNS)
-    feature = tl.arange(0, constants.X_BLOCK)
-    if gradients.w is not None:
-        at = gradients.w + place + (tl.cast(h, tl.int64) * sizes.T + column[:, None]) * constants.X + feature[None, :]
-        tl.store(at, to_w * weights.x, mask=inside(j, sizes.T, constants.X, constants.COLUMNS, constants.X_BLOCK))
-    if gradients.c is not None:
-        tl.store(gradients.c + place + tl.cast(h, tl.int64) * sizes.T + column, to_c * weights.c, mask=column < sizes.T)
-    store_part(gradients.a_c, tl.sum(to_c * c), part, h, sizes)
+    feature = tl.arange(0, constants.DENSE_BLOCK)
+    if gradients.dense_key is not None:
+        at = (
+            gradients.dense_key
+            + place
+            + (tl.cast(h, tl.int64) * sizes.T + column[:, None]) * constants.DENSE_WIDTH
+            + feature[None, :]
+        )
+        tl.store(
+            at,
+            to_w * weights.dense,
+            mask=inside(j, sizes.T, constants.DENSE_WIDTH, constants.COLUMNS, constants.DENSE_BLOCK),
+        )
+    if gradients.bias_row is not None:
+        tl.store(
+            gradients.bias_row + place + tl.cast(h, tl.int64) * sizes.T + column,
+            to_c * weights.bias_row,
+            mask=column < sizes.T,
+        )
+    store_part(gradients.bias_row_weight, tl.sum(to_c * c), part, h, sizes)
 
 
 @triton.jit
 def store_matrix(gradients, to_r, r, weights, place, part, h, i, j, sizes, constants):
     """Writes dR of a tile, and the tile's part of da_r, as `store_columns` does; `to_r` is the sum of dS."""
-    if gradients.r is not None:
+    if gradients.matrix is not None:
         row = (i + tl.arange(0, constants.ROWS))[:, None]
         column = (j + tl.arange(0, constants.COLUMNS))[None, :]
-        at = gradients.r + place + tl.cast(h, tl.int64) * sizes.T * sizes.T + row * sizes.T + column
-        tl.store(at, to_r * weights.r, mask=(row < sizes.T) & (column < sizes.T))
-    store_part(gradients.a_r, tl.sum(to_r * r), part, h, sizes)
+        at = gradients.matrix + place + tl.cast(h, tl.int64) * sizes.T * sizes.T + row * sizes.T + column
+        tl.store(at, to_r * weights.matrix, mask=(row < sizes.T) & (column < sizes.T))
+    store_part(gradients.matrix_weight, tl.sum(to_r * r), part, h, sizes)

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from .arguments import AdditionNumbers
+
 
 class SharedGradient(NamedTuple):
     """The gradient of a tensor that a batch shares, and its sums over groups of sentences."""
@@ -21,44 +23,6 @@ class SharedGradient(NamedTuple):
     columns: Any
     own_rows: Any
     own_columns: Any
-
-
-class Totals(NamedTuple):
-    """Pointers to the gradients to write; None if a gradient is not wanted."""
-
-    w: Any
-    c: Any
-    r: Any
-    weights: Any
-
-
-class AdditionNumbers(NamedTuple):
-    """The numbers that `add` is given, in the order of its arguments."""
-
-    H: Any
-    T: Any
-    column_groups: Any  # groups of the sums for w and c, and the size of each
-    column_size: Any
-    matrix_groups: Any  # groups of the sums for r, and the size of each
-    matrix_size: Any
-    w_rows: Any
-    w_columns: Any
-    c_rows: Any
-    c_columns: Any
-    r_rows: Any
-    r_columns: Any
-    row_parts: Any  # parts of the gradient of the outer product's weight
-    column_parts: Any  # parts of those of q, x and c
-    matrix_parts: Any  # parts of that of r
-
-
-class AdditionBlocks(NamedTuple):
-    """How much a program of `add` reads and writes at once, in the order of its arguments."""
-
-    HEADS: Any  # a power of two that holds all heads
-    BLOCK: Any  # numbers of dW, dc or dR that a program writes
-    GROUPS: Any  # groups of sentences that it reads at once
-    DISTANCES: Any  # numbers of dR that a program writes if R is its values by distance
 
 
 @triton.jit
@@ -137,19 +101,19 @@ def add_parts(parts, number, row, a_row: tl.constexpr, H, HEADS: tl.constexpr, G
 @triton.jit(do_not_specialize=AdditionNumbers._fields)
 def add(
     totals,
-    sums,
+    gradients,
     H,
     T,
     column_groups,
-    column_size,
+    column_numbers,
     matrix_groups,
-    matrix_size,
-    w_rows,
-    w_columns,
-    c_rows,
-    c_columns,
-    r_rows,
-    r_columns,
+    matrix_numbers,
+    dense_key_rows,
+    dense_key_columns,
+    bias_row_rows,
+    bias_row_columns,
+    matrix_rows,
+    matrix_columns,
     row_parts,
     column_parts,
     matrix_parts,
@@ -159,32 +123,47 @@ def add(
     GROUPS: tl.constexpr,
     DISTANCES: tl.constexpr,
 ):
-    """Writes the gradients `totals` from `sums`, which are `Gradients` of `triton_common`.
+    """Writes the gradients `totals` from the partial sums in `gradients`.
 
     A program writes a block of BLOCK numbers of dW, dc or dR, or the gradient of a row of weights.
     """
-    w = SharedGradient(totals.w, sums.w, column_groups, column_size, T, constants.X, w_rows, w_columns)
-    c = SharedGradient(totals.c, sums.c, column_groups, column_size, 1, T, c_rows, c_columns)
-    r = SharedGradient(totals.r, sums.r, matrix_groups, matrix_size, T, T, r_rows, r_columns)
+    dense_key = SharedGradient(
+        totals.dense_key,
+        gradients.dense_key,
+        column_groups,
+        column_numbers,
+        T,
+        constants.DENSE_WIDTH,
+        dense_key_rows,
+        dense_key_columns,
+    )
+    bias_row = SharedGradient(
+        totals.bias_row, gradients.bias_row, column_groups, column_numbers, 1, T, bias_row_rows, bias_row_columns
+    )
+    matrix = SharedGradient(
+        totals.matrix, gradients.matrix, matrix_groups, matrix_numbers, T, T, matrix_rows, matrix_columns
+    )
     block = tl.program_id(0)
-    w_end = number_of_blocks(H, w, BLOCK)
-    c_end = w_end + number_of_blocks(H, c, BLOCK)
-    r_end = c_end + number_of_blocks(H, r, DISTANCES if constants.DIAGONALS else BLOCK)
-    if block < w_end:
-        add_groups(H, w, block, BLOCK, GROUPS)
-    elif block < c_end:
-        add_groups(H, c, block - w_end, BLOCK, GROUPS)
-    elif block < r_end:
-        if constants.DIAGONALS:
-            add_diagonals(H, T, r, block - c_end, DISTANCES, BLOCK // 2)
+    dense_key_end = number_of_blocks(H, dense_key, BLOCK)
+    bias_row_end = dense_key_end + number_of_blocks(H, bias_row, BLOCK)
+    matrix_end = bias_row_end + number_of_blocks(H, matrix, DISTANCES if constants.BY_DISTANCE else BLOCK)
+    if block < dense_key_end:
+        add_groups(H, dense_key, block, BLOCK, GROUPS)
+    elif block < bias_row_end:
+        add_groups(H, bias_row, block - dense_key_end, BLOCK, GROUPS)
+    elif block < matrix_end:
+        if constants.BY_DISTANCE:
+            add_diagonals(H, T, matrix, block - bias_row_end, DISTANCES, BLOCK // 2)
         else:
-            add_groups(H, r, block - c_end, BLOCK, GROUPS)
+            add_groups(H, matrix, block - bias_row_end, BLOCK, GROUPS)
     elif totals.weights is not None:
-        row = block - r_end
+        row = block - matrix_end
         h = tl.arange(0, HEADS)
-        total = add_parts(sums.a_q, column_parts, row, constants.A_Q, H, HEADS, BLOCK // 2)
-        total += add_parts(sums.a_x, column_parts, row, constants.A_X, H, HEADS, BLOCK // 2)
-        total += add_parts(sums.a_outer, row_parts, row, constants.A_OUTER, H, HEADS, BLOCK // 2)
-        total += add_parts(sums.a_c, column_parts, row, constants.A_C, H, HEADS, BLOCK // 2)
-        total += add_parts(sums.a_r, matrix_parts, row, constants.A_R, H, HEADS, BLOCK // 2)
+        total = add_parts(gradients.product_weight, column_parts, row, constants.PRODUCT_WEIGHT, H, HEADS, BLOCK // 2)
+        total += add_parts(gradients.dense_weight, column_parts, row, constants.DENSE_WEIGHT, H, HEADS, BLOCK // 2)
+        total += add_parts(gradients.outer_weight, row_parts, row, constants.OUTER_WEIGHT, H, HEADS, BLOCK // 2)
+        total += add_parts(
+            gradients.bias_row_weight, column_parts, row, constants.BIAS_ROW_WEIGHT, H, HEADS, BLOCK // 2
+        )
+        total += add_parts(gradients.matrix_weight, matrix_parts, row, constants.MATRIX_WEIGHT, H, HEADS, BLOCK // 2)
         tl.store(totals.weights + row * H + h, total.to(totals.weights.dtype.element_ty), mask=h < H)
