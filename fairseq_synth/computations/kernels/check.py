@@ -20,6 +20,7 @@ that the error of a gradient is relative to what ``P dP`` alone would give, if t
 of a mixture is a single sum of ``dS S_m`` over all logits of a head. It is relative to the norm of ``P dP S_m``.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -80,17 +81,22 @@ class Copies:
         self.leaves: dict[int, Leaf] = {}
 
     def copy(self, role: str, x: Tensor) -> Tensor:
-        """Returns a copy of x: a leaf, or if x is a view, the same view of a leaf.
+        """Returns a copy of x, which is a leaf, or the same view of a leaf as x is of its base.
 
         Args:
-            role: The role of x in the call, for example ``query``. It is added to the roles of the leaf.
+            role: The role of x in the call, for example ``query``. It is noted for the name of the leaf.
             x: A tensor of the call.
         """
         base = x._base  # the tensor that x is a view of, or None
-        if base is None or not base.is_contiguous() or base.requires_grad != x.requires_grad:
+        if base is None:
             return self.find_or_make_leaf(role, x).copy
-        leaf = self.find_or_make_leaf(role, base)
-        return leaf.copy.as_strided(x.size(), x.stride(), x.storage_offset() - base.storage_offset())
+        # A copy may lie in memory in another way than a tensor that is not contiguous, and then views do, too.
+        # After ``detach()`` a view does not share the gradient of its base, so that it has a leaf of its own.
+        if not base.is_contiguous() or base.requires_grad != x.requires_grad:
+            return self.find_or_make_leaf(role, x).copy
+        copy_of_base = self.find_or_make_leaf(role, base).copy  # begins at 0 in its memory
+        offset_in_base = x.storage_offset() - base.storage_offset()
+        return copy_of_base.as_strided(x.size(), x.stride(), offset_in_base)
 
     def find_or_make_leaf(self, role: str, original: Tensor) -> Leaf:
         """Returns the leaf of a tensor, which is made the first time, and adds a role to the leaf's roles."""
@@ -135,27 +141,38 @@ class Copies:
 def compare(call: Call, compute: Compute) -> Comparison:
     """Compares the kernels' results for a call with the definition's.
 
-    The call does not change, because both sides compute with copies of its tensors (`Copies`). The state of the random
-    numbers does not change either: `choose_output_gradient` has a generator of its own, and nothing is dropped. Hooks
-    on saved tensors, such as those of activation checkpointing, do not see the comparison.
+    Both sides compute with copies of the tensors (`Copies`), so that the call does not change. Neither does the state
+    of the random numbers, because nothing is dropped, and `choose_output_gradient` has a generator of its own.
 
     Args:
         call: The call.
         compute: Computes a call by the kernels, (T B, C), without dropout.
     """
-    sentences = choose_sentences(call)
-    output_gradient = choose_output_gradient(call, sentences)
-    # Hooks of the training, which may count or move saved tensors, are replaced by hooks that do nothing.
+    # Hooks of the training on saved tensors, such as those of activation checkpointing, may count or move tensors. They
+    # must not see the comparison, and are replaced by hooks that do nothing.
     with torch.autograd.graph.saved_tensors_hooks(return_as_it_is, return_as_it_is):
+        sentences = choose_sentences(call)
+        output_gradient = choose_output_gradient(call, sentences)
         results = compute_by_kernels(call, compute, sentences, output_gradient)
         # The definition is computed in fp32, which autocast would change.
         with torch.autocast(call.value.device.type, enabled=False):
-            definition = Definition(call, sentences)
-            expected = definition.compute(output_gradient.float())
-            if not are_finite(expected):
-                return Comparison(is_finite=False, difference="")
-            # The numbers that errors are divided by, because the tolerance is for relative errors.
-            scales = definition.scales(expected, output_gradient.float())
+            return compare_with_definition(call, results, sentences, output_gradient.float())
+
+
+def compare_with_definition(call: Call, results: Results, sentences: Tensor, output_gradient: Tensor) -> Comparison:
+    """Compares results with the definition's.
+
+    Args:
+        call: The call.
+        results: The kernels' results.
+        sentences: The numbers of the sentences that the results are of.
+        output_gradient: The gradient of the output, in fp32.
+    """
+    definition = Definition(call, sentences)
+    expected = definition.compute(output_gradient)
+    if not are_finite(expected):
+        return Comparison(is_finite=False, difference="")
+    scales = definition.scales(expected, output_gradient)
     differences = describe_differences(results, expected, scales, definition.tolerance(call.value.dtype))
     if not differences:
         return Comparison(is_finite=True, difference="")
@@ -175,7 +192,7 @@ def describe_differences(results: Results, expected: Results, scales: dict[str, 
     Args:
         results: The kernels' results.
         expected: The definition's results.
-        scales: For each result, the number that the norm of its error is divided by.
+        scales: {``output`` or ``gradient of`` a leaf: the number that the norm of its error is divided by}.
         tolerance: The largest relative error that is allowed.
     """
     pairs = {"output": (results.output, expected.output)}
@@ -184,8 +201,7 @@ def describe_differences(results: Results, expected: Results, scales: dict[str, 
     descriptions = []
     for name, (tensor, expected_tensor) in pairs.items():
         error = float((tensor.float() - expected_tensor).norm()) / max(scales[name], 1e-30)
-        is_within_tolerance = error <= tolerance  # false if the error is no number
-        if not is_within_tolerance:
+        if error > tolerance or math.isnan(error):
             descriptions.append(f"the {name} errs by {error:.2g}, where {tolerance:.2g} is allowed")
     return descriptions
 
@@ -264,7 +280,7 @@ class Definition:
     """The definition's results for some sentences of a call, in fp32, and the norms that errors are relative to."""
 
     def __init__(self, call: Call, sentences: Tensor) -> None:
-        """Copies the tensors of a call in fp32, and keeps only some of the sentences.
+        """Copies the tensors of a call in fp32, takes some of the sentences, and computes their logits.
 
         Args:
             call: The call.
@@ -273,27 +289,28 @@ class Definition:
         self.call = call
         self.sentences = sentences
         self.copies = Copies(torch.float32, all_need_gradients=True)
-        # The copies have all sentences. They are made in the order of `compute_by_kernels`, because the names of leaves
-        # depend on it. Then some of the sentences are taken.
+        # The name of a leaf has its number. So the tensors are copied in the order of `compute_by_kernels`.
         copied_value = self.copies.copy("value", call.value)
         copied_terms = self.copies.copy_logits(call.logits).terms()
-        self.value = self.take_sentences("value", copied_value)
-        self.logits = Logits([change_tensors(term, self.take_sentences) for term in copied_terms])
-        # For each term, the name of the leaf that has its weight, or None.
+        # For each term, the name of the leaf that has its weight, or None. It is found in the copies of all sentences,
+        # because a part of them is no view of a leaf.
         self.weight_names = [self.name_of_weight(term) for term in copied_terms]
+        self.value = self.take_sentences(copied_value)
+        self.logits = Logits([self.take_sentences_of_term(term) for term in copied_terms])
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = call.key_padding_mask.index_select(0, sentences)
-        self.scores = self.logits.total(call.layout.length)
+        self.scores = self.logits.total(call.layout.length)  # S of these sentences
 
-    def take_sentences(self, _name: str, x: Tensor) -> Tensor:
-        """Returns the sentences to compare of a tensor; the whole tensor if the batch shares it.
-
-        The name is not read. `change_tensors` gives it to every function.
-        """
+    def take_sentences(self, x: Tensor) -> Tensor:
+        """Returns the sentences to compare of a tensor; the whole tensor if the batch shares it."""
         if x.size(0) == 1:
             return x
         return x.index_select(0, self.sentences)
+
+    def take_sentences_of_term(self, term: Term) -> Term:
+        """Returns a term of the sentences to compare."""
+        return change_tensors(term, lambda _name, tensor: self.take_sentences(tensor))
 
     def name_of_weight(self, term: Term) -> str | None:
         """Returns the name of the leaf that a copied term has its weight in, or None if it has no weight."""
@@ -314,8 +331,10 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        An error is relative to the norm of its result. But a small gradient may be a sum or difference of large numbers
-        that cancel, and then its error is relative to the norm of these. The larger of the norms is the scale.
+        An error is relative to the norm of its result. But a gradient may be small because it is a difference or sum of
+        large numbers that cancel. Then its error is as large as that of these numbers. So a gradient has three norms,
+        and the largest one is its scale: its own, the one without the difference (`norms_without_difference`), and for
+        weights that of the summands (`norms_of_summands`).
 
         Args:
             results: The definition's results.
@@ -325,19 +344,19 @@ class Definition:
         if not results.gradients:
             return scales
         p_dp = self.compute_p_dp(output_gradient)
-        norms_from_p_dp = self.norms_from_p_dp(p_dp)
-        norms_of_weights = self.norms_of_weights(p_dp)
+        norms_without_difference = self.norms_without_difference(p_dp)
+        norms_of_summands = self.norms_of_summands(p_dp)
         for name, gradient in results.gradients.items():
-            scales[f"gradient of {name}"] = max(
-                float(gradient.norm()), norms_from_p_dp.get(name, 0.0), norms_of_weights.get(name, 0.0)
-            )
+            norm = float(gradient.norm())
+            norm_of_summands = norms_of_summands.get(name, 0.0)  # only weights have this one
+            scales[f"gradient of {name}"] = max(norm, norms_without_difference[name], norm_of_summands)
         return scales
 
     def compute_p_dp(self, output_gradient: Tensor) -> Tensor:
-        """Returns ``P dP``, (B, H, T, T), the first part of the gradient of the logits S.
+        """Returns ``P * dP``, elementwise, (B, H, T, T): the gradient of the logits S without the difference in it.
 
-        P are the attention weights and dP is their gradient. The gradient of S is ``dS = P dP - P rowsum(P dP)``. This
-        difference may be small although both of its parts are large.
+        P are the attention weights and dP is their gradient. The gradient of S is the difference
+        ``dS = P * dP - P * rowsum(P * dP)``.
 
         Args:
             output_gradient: The gradient of the output, (T, sentences, C).
@@ -356,8 +375,8 @@ class Definition:
         gradient_of_weights = torch.matmul(gradient_by_head, self.value.transpose(2, 3))
         return (weights * gradient_of_weights).detach()
 
-    def norms_from_p_dp(self, p_dp: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf: the norm of the gradient that it would have if ``P dP`` were the gradient of S}.
+    def norms_without_difference(self, p_dp: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf: the norm of the gradient that it would have if ``P * dP`` were the gradient of S}.
 
         Args:
             p_dp: What `compute_p_dp` returns.
@@ -366,17 +385,20 @@ class Definition:
         gradients = differentiate(self.scores, leaves, p_dp.sum_to_size(self.scores.size()))
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
-    def norms_of_weights(self, p_dp: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf with the weights of terms: the norm of the summands of its gradient}.
+    def norms_of_summands(self, p_dp: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf with weights of terms: the norm of the numbers that are added up to its gradient}.
 
-        The gradient of a weight is a single number for each head, the sum of ``dS S_m`` over all logits S_m of its
-        term. These summands may cancel. Their norm is computed with ``P dP`` in place of dS, which is itself a
-        difference that may cancel. If several terms have their weights in one leaf, the largest norm counts.
+        The gradient of a weight is a sum over all logits S_m of its term: of ``dS * S_m``. The sum may be small because
+        its summands cancel, and then its error is relative to the norm of the summands. In place of dS, which is itself
+        such a difference, ``P * dP`` is taken. A weight has a gradient for each head, but one norm of all heads is
+        enough, because errors are compared for whole leaves. If several terms have their weights in one leaf, the
+        largest norm counts.
 
         Args:
             p_dp: What `compute_p_dp` returns.
         """
         norms: dict[str, float] = {}
+        # `weight_names` has the order of the terms.
         for term, weight_name in zip(self.logits.terms(), self.weight_names):
             if weight_name is None:
                 continue
