@@ -61,13 +61,7 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
         value: V, (B, H, T, d_h), whose sizes tell how many sentences and rows there are.
     """
     bsz, _, length, _ = value.size()
-    if bsz == 1:
-        summands = sort_products_of_one_sentence(logits.products)
-    else:
-        summands = sort_products(logits.products)
-    summands.outer.extend(logits.outers)
-    # Diagonals are a matrix that is the same for all sentences, given by one value for each distance.
-    summands.matrix.extend(logits.diagonals)
+    summands = sort_all_but_biases_of_one_sentence(logits) if bsz == 1 else sort_all_but_biases(logits)
     for bias in logits.biases:
         num_sentences, _, num_rows, _ = bias.bias.size()
         if num_sentences > 1:
@@ -79,18 +73,19 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
     return summands
 
 
-def sort_products(products: list[Product]) -> Summands:
-    """Returns the inner products of a batch, sorted by the summand of the kernels that they are.
+def sort_all_but_biases(logits: Logits) -> Summands:
+    """Returns the terms of a batch, sorted by the summand of the kernels that they are. The biases are left out.
 
-    The first size of a factor is 1 if all sentences share it, and B otherwise. So there are four kinds of products:
+    Diagonals are a matrix that is the same for all sentences. The first size of a product's factor is 1 if all
+    sentences share it, and B otherwise. So there are four kinds of products:
 
     - Both factors are shared, as in factorized random, where R1 R2^T is a matrix for all sentences: ``matrix``.
     - Only the queries are shared, which no function of the paper does: ``others``.
     - Only the keys are shared, as in dense, where W2 takes the place of the keys: ``dense``.
     - Both differ by sentence, as in vanilla: ``product``.
     """
-    summands = Summands(product=[], dense=[], outer=[], bias_row=[], matrix=[], others=[])
-    for product in products:
+    summands = Summands(product=[], dense=[], outer=logits.outers, bias_row=[], matrix=[*logits.diagonals], others=[])
+    for product in logits.products:
         is_query_shared = product.query.size(0) == 1
         is_key_shared = product.key.size(0) == 1
         if is_query_shared and is_key_shared:
@@ -104,15 +99,22 @@ def sort_products(products: list[Product]) -> Summands:
     return summands
 
 
-def sort_products_of_one_sentence(products: list[Product]) -> Summands:
-    """Returns the inner products of a batch of a single sentence, sorted by the summand of the kernels that they are.
+def sort_all_but_biases_of_one_sentence(logits: Logits) -> Summands:
+    """Returns the terms of a batch of a single sentence, sorted as by `sort_all_but_biases`.
 
     With one sentence, the first size of every factor is 1, so that it does not tell what is shared. Each product may be
     any summand. The last product becomes `product`: in a mixture, its queries and keys are those of the projections,
     which the kernels then read without a copy. The one before it becomes `dense`, and all others are `matrix`.
     """
-    matrices: list[Product | Bias | Diagonals] = list(products[:-2])
-    return Summands(product=products[-1:], dense=products[-2:-1], outer=[], bias_row=[], matrix=matrices, others=[])
+    products = logits.products
+    return Summands(
+        product=products[-1:],
+        dense=products[-2:-1],
+        outer=logits.outers,
+        bias_row=[],
+        matrix=[*products[:-2], *logits.diagonals],
+        others=[],
+    )
 
 
 # ---- the tensors and the layout of a call
