@@ -93,14 +93,14 @@ def continue_rows(by_position: Tensor, by_distance: Tensor) -> Tensor:
 def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
     """Returns the logits by position, and by distance, under which the observed attention weights are most likely.
 
-    They maximise ``sum_ij a_ij log softmax(S)_ij`` over all sentences, where a_ij are the observed weights, S are the
-    logits, and the softmax is over the columns of each sentence.
+    Logits are likely if the sum of ``a_ij log softmax(S)_ij`` over all cells of all sentences is large. Here a_ij are
+    the observed weights of a sentence. S are the logits, cut to its number of tokens.
 
     Args:
-        weights: the mean of the observed weights (H, T, T) over sentences of T tokens.
+        weights: the observed weights of all sentences, of up to T tokens. Their sum and their count are read here.
         causal: True if row i sees no column after i; the logits of these columns are 0.
     """
-    total = weights.total.double()  # (H, T, T), the sum of the observed weights over all sentences
+    total = weights.total.double()  # (H, T, T)
     sentences_of_length = count_sentences(weights)  # (T,)
     return Constants(
         by_position=fit_by_position(total, sentences_of_length, causal),
@@ -168,8 +168,9 @@ def centre(logits: Tensor, visible: Tensor) -> Tensor:
 def most_likely_logits(total: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool) -> Tensor:
     """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
-    The fit works on scores, which are exp(logits). All scores begin as 1. Each step of `improve_scores` makes the
-    observed weights more likely, until the scores hardly change any more.
+    The fit works on scores, which are exp(logits). So an attention weight is its score divided by the sum of its row.
+    All scores begin as 1. Each step of `improve_scores` makes the observed weights more likely, until the scores hardly
+    change any more.
 
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
@@ -179,7 +180,8 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, visible: Tens
     """
     observed = sum_by_distance(total) if by_distance else total
     scores = torch.ones_like(observed)
-    matrix = make_score_matrix(scores, visible, by_distance)  # (H, T, T), the scores as they are in the matrix of S
+    # A score by distance is in all cells of a diagonal. The matrix has the score of each cell, whatever the form.
+    matrix = make_score_matrix(scores, visible, by_distance)  # (H, T, T)
     for _ in range(FIT_STEPS):
         scores = improve_scores(observed, matrix, sentences_of_length, visible, by_distance)
         earlier_matrix = matrix
@@ -187,7 +189,7 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, visible: Tens
         has_hardly_changed = (matrix - earlier_matrix).abs() <= FIT_TOLERANCE * earlier_matrix
         if bool(has_hardly_changed.all()):
             break
-    return scores.log()  # No score is 0, see `improve_scores`.
+    return scores.log()  # No score is 0, see `limit_scores`.
 
 
 def make_score_matrix(scores: Tensor, visible: Tensor, by_distance: bool) -> Tensor:
@@ -208,10 +210,14 @@ def improve_scores(
 ) -> Tensor:
     """Does one step of the fit of `most_likely_logits`, and returns the new scores, of the size of `observed`.
 
-    The attention weight of a cell is its score divided by the sum of its row. The weights in all sentences together are
-    the score multiplied by the sum of ``1 / (sum of the row)`` over all sentences. The new score is the one with which
-    they would be the observed weights, if the sums of the rows stayed as they are. This is the step of Hunter 2004 (MM
-    algorithms for generalized Bradley-Terry models, section 5), which never makes the observed weights less likely.
+    The step computes
+
+        new score = observed weight / (sum over all sentences of 1 / (sum of the row))
+
+    A score by distance is in many rows of a sentence, so the sum is over these rows too.
+
+    This is the step of Hunter 2004 (MM algorithms for generalized Bradley-Terry models, section 5), which never makes
+    the observed weights less likely.
 
     Args:
         observed: the observed weights, summed over all sentences: by distance (H, 2 T - 1), or by position (H, T, T).
@@ -220,14 +226,22 @@ def improve_scores(
         visible: (T, T), False where a row does not see a column.
         by_distance: whether the scores are by distance.
     """
-    factors = sum_inverse_row_sums(matrix, sentences_of_length) * visible  # (H, T, T)
+    inverse_row_sums = sum_inverse_row_sums(matrix, sentences_of_length) * visible  # (H, T, T)
     if by_distance:
-        factors = sum_by_distance(factors)  # A score by distance is in all cells of a diagonal.
-    scores = observed / factors.clamp(min=SMALLEST_SUM)
-    # To multiply a row by a number does not change its softmax. By position, each row is divided by its largest score.
-    # By distance, all rows of a head are divided by its largest score. Then one lower limit suits all scores.
-    relative_scores = scores / scores.amax(dim=-1, keepdim=True)
-    return relative_scores.clamp(min=SMALLEST_SCORE)
+        inverse_row_sums = sum_by_distance(inverse_row_sums)  # (H, 2 T - 1)
+    scores = observed / inverse_row_sums.clamp(min=SMALLEST_SUM)
+    return limit_scores(scores)
+
+
+def limit_scores(scores: Tensor) -> Tensor:
+    """Returns scores from SMALLEST_SCORE to 1, by dividing them by the largest one and raising those that are lower.
+
+    The division does not change the attention weights, as each row of scores is divided by a single number: by the
+    largest score of the row if scores are by position, (H, T, T), and by that of the head if they are by distance,
+    (H, 2 T - 1).
+    """
+    largest = scores.amax(dim=-1, keepdim=True)
+    return (scores / largest).clamp(min=SMALLEST_SCORE)
 
 
 def sum_inverse_row_sums(matrix: Tensor, sentences_of_length: Tensor) -> Tensor:
@@ -251,14 +265,14 @@ def sum_inverse_row_sums(matrix: Tensor, sentences_of_length: Tensor) -> Tensor:
     # terms[h, i, k] is for all sentences whose last position is k. In the example, terms[h, 0] is [3 / 1, 5 / 2].
     terms = sentences_of_length / row_sums
     # sums[h, i, k] is for all sentences that have position k. In the example, sums[h, 0] is [3 / 1 + 5 / 2, 5 / 2].
-    sums = sum_from_each_on(terms)
+    sums = reverse_cumsum(terms)
     # A sentence has cell (i, j) if it has the larger one of the two positions.
     positions = torch.arange(length)
     larger_position = torch.maximum(positions[:, None], positions)  # (T, T)
     return sums.gather(-1, larger_position.expand(num_heads, -1, -1))
 
 
-def sum_from_each_on(values: Tensor) -> Tensor:
+def reverse_cumsum(values: Tensor) -> Tensor:
     """Returns at each place of the last dimension the sum of the values from there to the end.
 
     For example, [1, 2, 3] becomes [6, 5, 3].
