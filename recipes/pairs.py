@@ -332,8 +332,8 @@ def corrupt_spans(
     """Writes examples for T5's denoising: text with missing spans, and the missing spans (Raffel et al. 2020).
 
     The text is divided into blocks of words. In each block, random spans of words are replaced by marks. For example,
-    OUTPUT.source gets the line ``thank you <extra_id_0> me to your party``, and OUTPUT.target gets
-    ``<extra_id_0> for inviting``.
+    OUTPUT.source gets the line ``thank you <extra_id_0> me to your <extra_id_1>``, and OUTPUT.target gets
+    ``<extra_id_0> for inviting <extra_id_1> party``.
 
     Args:
         text: the file to read.
@@ -356,8 +356,9 @@ def corrupt_spans(
 def corrupt_block(block: Sequence[str], density: float, span_length: float, rng: random.Random) -> Pair:
     """Returns an example for T5's denoising: a text with marks in the place of some spans, and the spans with marks.
 
-    For example, the words ``thank you for inviting me`` become the pair ``thank you <extra_id_0> me`` and
-    ``<extra_id_0> for inviting``.
+    For example, the words ``thank you for inviting me today`` become the pair
+    ``thank you <extra_id_0> me <extra_id_1>`` and ``<extra_id_0> for inviting <extra_id_1> today``. As in T5, the last
+    word of a block is always replaced, and the first word never is.
 
     Args:
         block: the words of the text, at least two.
@@ -368,10 +369,10 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
     # At least one word is replaced, and at least one word is kept.
     number_replaced = clamp(round(len(block) * density), 1, len(block) - 1)
     number_kept = len(block) - number_replaced
-    # Before each span there is at least one kept word, so there are at most `number_kept` spans. Each span has at least
-    # one word, because `span_length` is at least 1, and so there are at most `number_replaced` spans.
+    # There cannot be more spans than kept words, since at least one kept word is before each span. There are not more
+    # spans than replaced words either, because `span_length` is at least 1.
     number_of_spans = clamp(round(number_replaced / span_length), 1, number_kept)
-    # The block consists of kept and replaced words in turn. It begins with kept words, and ends with replaced words.
+    # Kept and replaced words take turns. Each composition says how many words there are in each turn, at least one.
     kept_lengths = random_composition(number_kept, number_of_spans, rng)
     replaced_lengths = random_composition(number_replaced, number_of_spans, rng)
     remaining_words = iter(block)
