@@ -280,13 +280,14 @@ def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> R
 
     - All columns get the names that the corpus' record gives them.
     - Dialogues get a further column, `history`, which has the last utterances before the reply in one text.
-    - A label is replaced by the text that the model has to write. In GLUE for T5, this text is the target of a pair.
+    - A label is replaced by the text that the model has to write.
     - A number is rounded. A further column, `answers`, has the exact number, as scores are computed with it.
 
     Args:
         corpus: the corpus.
         where: names the row in an error.
-        row: {name of a column: its value}.
+        row: {name of a column: its value}. Under its new names, a dialogue has the columns `turns` and `persona`, and a
+            row with a label has the column `label`.
         history: for dialogues, how many utterances before the reply are part of the source; None for `HISTORY`.
     """
     columns = {corpus.names.get(column, column): value for column, value in row.items()}
@@ -294,6 +295,7 @@ def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> R
     if is_dialogue:
         number_of_turns = HISTORY if history is None else history
         columns["history"] = join_history(columns["persona"], columns["turns"], number_of_turns)
+    # A corpus of pairs can have labels too. In GLUE for T5, for example, the target of a pair is the text for a label.
     has_label = corpus.kind == "labels" or bool(corpus.labels)
     if has_label:
         label = str(columns["label"]).strip()
@@ -572,7 +574,7 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
 
     Args:
         text: the text.
-        spans: {mark: the span that it is put around}.
+        spans: {mark: the span that it is put around}. The two spans are not the same.
     """
 
     def length(mark: str) -> int:
