@@ -32,22 +32,29 @@ def without_fast_path(layer_class: type[nn.Module]) -> type[nn.Module]:
     The fast path (BetterTransformer) is used at inference, once a checkpoint is loaded. It always computes dot-product
     attention and never calls the layer's ``self_attn``, which is another attention in a Synthesizer.
 
-    For the fast path, fairseq's constructor reads the weights of projections such as ``self_attn.q_proj``, and makes
-    copies of them. The attention of a Synthesizer may not have these projections. So the constructor gets a placeholder
-    of the attention first (`build_placeholder`). The attention is built after it.
+    For the fast path, fairseq's constructor copies weights of projections such as ``self_attn.q_proj``. The attention
+    of a Synthesizer may not have these projections. So the layer is built in three steps:
+
+    1. fairseq's constructor runs with a placeholder of the attention, which has empty projections.
+    2. The copies are removed.
+    3. The attention is built, and takes the place of the placeholder.
     """
     if not has_fast_path(layer_class):
         return layer_class
 
     class TransformerEncoderLayerWithoutFastPath(layer_class):  # type: ignore[misc, valid-type]
         def __init__(self, cfg: Any, return_fc: bool = False) -> None:
-            """Builds the layer without what fairseq 0.12.2 adds to it for the fast path; see `without_fast_path`."""
-            # fairseq's constructor calls `self.build_self_attention`. An attribute of the object hides the method until
-            # it is deleted. `self.build_self_attention = …` would be an error before the constructor of nn.Module has
-            # run, so the attribute is put into the dictionary of the object.
+            """Builds the layer without what fairseq 0.12.2 adds to it for the fast path.
+
+            fairseq's constructor makes copies of weights that the attention may not have. So it gets a placeholder of
+            the attention, and the attention itself is built once the copies are removed.
+            """
+            # fairseq's constructor calls `self.build_self_attention`. While the object has an attribute of this name,
+            # Python finds it before the method. It is put into __dict__, as nn.Module allows no `self.name = …` before
+            # its constructor has run.
             self.__dict__["build_self_attention"] = build_placeholder
             super().__init__(cfg, return_fc=return_fc)
-            del self.__dict__["build_self_attention"]
+            del self.__dict__["build_self_attention"]  # from here on, the method is found again
             for name in FAST_PATH_COPIES:
                 delattr(self, name)
             self.self_attn = self.build_self_attention(self.embed_dim, cfg)

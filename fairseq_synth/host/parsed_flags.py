@@ -31,13 +31,11 @@ def repair_parsed_flags(
     """
 
     def register(repair_flags: FlagFunction) -> FlagFunction:
-        """Registers the decorated function, and returns it unchanged."""
-        replacement = make_parser(repair_flags)
-        # `repair` returns a decorator, which is called here with the function that it decorates.
-        decorate = repair(
+        """Registers a replacement of fairseq's parser that calls `repair_flags`; returns `repair_flags` unchanged."""
+        register_replacement = repair(
             "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
         )
-        decorate(replacement)
+        register_replacement(make_parser(repair_flags))
         return repair_flags
 
     return register

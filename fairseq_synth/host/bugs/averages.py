@@ -33,11 +33,12 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         updates: the number of updates.
     """
     averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()  # {name: average}
-    # With --ema-fp32 and weights of 16 bits, each name of a tied weight has an average of its own, and fairseq has to
-    # move each of them. So the names that share an average are looked for, not the names that share a weight.
+    # The repeated names of averages are left out, and not those of weights: with --ema-fp32 and weights of 16 bits, the
+    # names of a tied weight have separate averages, and fairseq has to move each of them.
     repeated_names = find_repeated_names(averages)
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
-    original(self, OnlyStateDict(weights), updates)
+    stand_in_for_model = OnlyStateDict(weights)  # fairseq's method only reads its state dict
+    original(self, stand_in_for_model, updates)
 
 
 class OnlyStateDict:

@@ -20,10 +20,10 @@ def resume_with_the_same_batches(
 ) -> Any:
     """Replaces ``FairseqTask.get_batch_iterator`` (``original``): a resumed run has the same batches as before.
 
-    fairseq calls this method when a training starts. It forms the batches, and later epochs use them in another order.
-    Which sentences are in a batch depends on ``--seed`` plus the number of the current epoch. A run that is resumed in
-    epoch 5 therefore gets other batches than a run without interruption, which uses the batches of epoch 1. The
-    replacement always forms the batches of epoch 1.
+    fairseq calls this method when a training starts or is resumed. It forms the batches, and later epochs use the same
+    batches in another order. Which sentences are in a batch depends on the epoch in which they are formed. For example,
+    a run that is resumed in epoch 5 has the batches of epoch 5. Without interruption, it would still have the batches
+    of epoch 1. The replacement always forms the batches of epoch 1.
 
     Args:
         original: fairseq's method.
@@ -39,8 +39,7 @@ def resume_with_the_same_batches(
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
     iterator = original(self, dataset, *args, **arguments_for_epoch_1)
-    # The batches do not change any more. The iterator only needs the current epoch to count the epochs and to shuffle
-    # the batches.
+    # The iterator has its batches now. It only reads its epoch to count the epochs and to shuffle the batches.
     iterator.epoch = current_epoch
     return iterator
 
@@ -48,7 +47,8 @@ def resume_with_the_same_batches(
 def forms_batches_to_keep(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
     """Returns whether a call of ``FairseqTask.get_batch_iterator`` forms batches that all later epochs use again.
 
-    The conditions are those in fairseq's method.
+    Only such batches differ in a run that is resumed. Batches that every epoch forms anew are the same with and without
+    an interruption. The conditions are those in fairseq's method.
 
     Args:
         task: the task that forms the batches.
@@ -63,7 +63,7 @@ def forms_batches_to_keep(task: FairseqTask, dataset: Any, arguments: dict[str, 
     task_flags = getattr(task, "cfg", None)  # an old task has none
     is_rebuilt_every_epoch = getattr(task_flags, "rebuild_batches", False)
     if is_cache_disabled or is_rebuilt_every_epoch:
-        return False  # Every epoch has batches of its own, even without an interruption.
+        return False  # Every epoch has batches of its own.
     return task.can_reuse_epoch_itr(dataset)
 
 

@@ -134,12 +134,14 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
     # This must look at the files and flags as they are before the checkpoint is loaded.
     is_new_training = begins_new_training(cfg, trainer)
     extra_state, batches = original(cfg, trainer, **kwargs)
+    # A new training, or one without a saved count, has None. Then the count starts anew, and nothing is used up.
     count = None if is_new_training else find_saved_count(extra_state, metric=cfg.best_checkpoint_metric)
-    for counter in find_patience_counters():
+    for counter in find_patience_counters():  # fairseq keeps the count in attributes of a function
         restore_count(counter, count)
     reason = why_patience_is_used_up(count, patience=cfg.patience)
     if reason is None:
         return extra_state, batches
+    # fairseq asks the iterator over the batches whether an epoch is left. The one that is returned here says no.
     return extra_state, end_training(batches, reason)
 
 

@@ -51,8 +51,8 @@ def load_language_model_with_target_words(
     So the replacement treats these calls differently:
 
     - With a task, it remembers the target dictionary, and loads the model as usual.
-    - Without a task, but in fairseq-generate, it loads the model with the dictionary that it remembers.
     - Without a task in a user's program, it loads the model as usual.
+    - Without a task in fairseq-generate, it loads the model with the dictionary that it remembers.
 
     Args:
         original: fairseq's function.
@@ -65,12 +65,12 @@ def load_language_model_with_target_words(
         LastTranslation.target_dictionary = get_target_dictionary(task)
         return original(filenames, arg_overrides, task, *args, **kwargs)
     dictionary = LastTranslation.target_dictionary
-    # Among fairseq's commands, only fairseq-generate loads a model without a task, and only for --lm-path.
-    if dictionary is not None and is_called_by_fairseq_command():
-        (path,) = filenames  # --lm-path has one file. fairseq-generate passes nothing in `args` and `kwargs`.
-        overrides = {} if arg_overrides is None else arg_overrides
-        return load_language_model(original, path, dictionary=dictionary, overrides=overrides)
-    return original(filenames, arg_overrides, task, *args, **kwargs)
+    if dictionary is None or not is_called_by_fairseq_command():
+        return original(filenames, arg_overrides, task, *args, **kwargs)
+    # This is fairseq-generate with --lm-path. No other command of fairseq loads a model without a task.
+    (path,) = filenames  # --lm-path has one file. fairseq-generate passes nothing in `args` and `kwargs`.
+    overrides = {} if arg_overrides is None else arg_overrides
+    return load_language_model(original, path, dictionary=dictionary, overrides=overrides)
 
 
 def is_called_by_fairseq_command() -> bool:

@@ -88,10 +88,10 @@ def penalize_groups_of_every_batch(
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
     The beam search calls this method once for each token of the output. With ``--diverse-beam-groups``, the method
-    keeps a tensor with a row of penalties for each sentence of the batch. fairseq reads row 7 for sentence 7 of the
-    data set, which may be the second sentence of its batch. In the first batch, row 7 may have the penalties of another
-    sentence. In later batches there is no such row, and an IndexError follows. The replacement passes numbers of rows
-    instead of numbers of sentences.
+    keeps a tensor with a row of penalties for each sentence of the batch. For example, if a batch has the sentences 6
+    and 7 of the data set, their penalties are in rows 0 and 1. But fairseq reads rows 6 and 7. Such a row belongs to
+    another sentence, or it does not exist, and an IndexError follows. In the example, the replacement passes the
+    numbers 0 and 1 to fairseq, instead of 6 and 7.
 
     Args:
         original: fairseq's method.
@@ -108,6 +108,7 @@ def penalize_groups_of_every_batch(
         # fairseq makes the rows in the first step, when all sentences of the batch are there. Finished sentences leave
         # the batch later, but their rows stay.
         self.sentence_of_each_row = original_batch_idxs
+    # In the example, the rows are [0, 1] in the first step. Once sentence 6 is finished, they are [1].
     rows = find_places(original_batch_idxs, self.sentence_of_each_row)
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 

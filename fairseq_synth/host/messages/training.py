@@ -82,6 +82,11 @@ def has_own_batches(task: FairseqTask) -> bool:
 def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int | None) -> None:
     """Checks the lengths of one validation set; raises SynthesizerError if a sentence is too long.
 
+    The message consists of an advice, what is too long, and a hint, for example:
+
+        --synth-max-length: train with a larger one; --valid-subset valid: 2 sentences are too long, the first is number
+        7 (its tokens: 80, 75; max_positions=(64, 64)); shorten each, or skip this example with --skip-…; HINT
+
     Args:
         dataset: the validation set.
         subset: its name in ``--valid-subset``.
@@ -95,16 +100,18 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     size = dataset.size(first)
     lengths = size if isinstance(size, tuple) else (size,)  # a pair of sentences has two lengths, a row of text has one
     tokens = ", ".join(str(int(length)) for length in lengths)
-    limit = f"max_positions={limits}"  # as fairseq writes it
+    limits_text = f"max_positions={limits}"  # as in fairseq's own messages, which the two functions below can read
     # "skip this example with --skip-..." are fairseq's own words, which scripts may look for.
-    line = (
+    message = (
         f"--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} (its "
-        f"tokens: {tokens}; {limit}); shorten each, or skip this example with --skip-invalid-size-inputs-valid-test"
+        f"tokens: {tokens}; {limits_text}); shorten each, or skip this example with "
+        "--skip-invalid-size-inputs-valid-test"
     )
-    advice = advise_flag(max(lengths), max_tokens=max_tokens, is_synthesizers_limit=has_limit_of_synthesizer(limit))
+    is_synthesizers_limit = has_limit_of_synthesizer(limits_text)
+    advice = advise_flag(max(lengths), max_tokens=max_tokens, is_synthesizers_limit=is_synthesizers_limit)
     if advice is not None:
-        line = f"{advice}; {line}"
-    raise SynthesizerError(line + length_hint(limit))
+        message = f"{advice}; {message}"
+    raise SynthesizerError(message + length_hint(limits_text))
 
 
 def advise_flag(length: int, max_tokens: int | None, is_synthesizers_limit: bool) -> str | None:

@@ -85,13 +85,13 @@ def numpy_types() -> list[Any]:
     """Returns the types and functions that a pickled numpy array or number refers to.
 
     The list is for ``torch.serialization.add_safe_globals``. An entry is a type or function, or a pair of a function
-    and the name by which a pickle refers to it.
+    and the name by which a pickle refers to it. A function alone stands for its own module and name.
     """
     # numpy has a class of its own for each dtype. Some versions of numpy have no public name for these two classes.
     dtype_classes = [type(np.dtype("int64")), type(np.dtype("float64"))]
     types: list[Any] = [np.ndarray, np.dtype, *dtype_classes]
-    # A pickle names a function that makes the array or the number again: `_reconstruct` or `scalar` of numpy. It names
-    # the module, too, which numpy 2 has renamed from `core` to `_core`. The file may be of numpy 1 or of numpy 2.
+    # A pickle of an array or a number has the name of the function that makes it again, such as
+    # "numpy.core.multiarray.scalar" if numpy 1 has written it, and "numpy._core.multiarray.scalar" with numpy 2.
     make_array = find_unpickling_function(np.zeros(1))
     make_number = find_unpickling_function(np.float64(0))
     types += [make_array, make_number]
