@@ -72,12 +72,12 @@ def replace_heads(
     """
     heads = order_heads(attention, replaced)  # in the order of the new attention
     groups = group_heads(attention, heads, function)
-    # The keys of an attention's functions begin with "synthesizer.". All other entries are its projections.
-    old_functions = select_prefix(old_state, "synthesizer.")
+    # The parameters of an attention are those of its functions, whose keys begin with "synthesizer.", and projections.
+    old_function_state = select_prefix(old_state, "synthesizer.")  # the keys in it lack the prefix
     old_projections = {key: value for key, value in old_state.items() if not key.startswith("synthesizer.")}
-    new_functions = replace_functions(old_functions, attention, groups, parameters)
+    new_function_state = replace_functions(old_function_state, attention, groups, parameters)
     new_state = reorder_projections(old_projections, heads, head_dim=attention.module.head_dim)
-    for key, value in new_functions.items():
+    for key, value in new_function_state.items():
         new_state[f"synthesizer.{key}"] = value
     return NewAttention(state=new_state, layer_spec=describe_groups(groups))
 

@@ -76,22 +76,22 @@ def convert_weights(
         parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
     """
-    state = dict(model.state_dict())
+    new_state = dict(model.state_dict())  # first the old weights; each attention is replaced in turn
     layer_specs: dict[str, list[str]] = {}
-    # Attentions without replaced heads are converted, too, because `layer_specs` has to name their functions. They have
-    # no new function and no parameters of it, and their weights stay as they are.
+    # Attentions without replaced heads are converted, too, because `layer_specs` has to name their functions.
     for attention in self_attentions(model):
         prefix = find_prefix(model, attention.module)
+        replaced = {head.number for head in heads if head.attention == attention.name}
         new_attention = replace_heads(
-            select_prefix(state, prefix),
+            select_prefix(new_state, prefix),
             attention=attention,
-            replaced={head.number for head in heads if head.attention == attention.name},
-            function=conversion.functions.get(attention.name, ""),
+            replaced=replaced,
+            function=conversion.functions.get(attention.name, ""),  # "" and {} are not used if no head is replaced
             parameters=parameters.get(attention.name, {}),
         )
-        state = replace_entries(state, prefix, new_attention.state)
+        new_state = replace_entries(new_state, prefix, new_attention.state)
         layer_specs.setdefault(attention.stack, []).append(new_attention.layer_spec)
-    return NewWeights(state=state, layer_specs=layer_specs)
+    return NewWeights(state=new_state, layer_specs=layer_specs)
 
 
 def find_prefix(model: nn.Module, module: nn.Module) -> str:
