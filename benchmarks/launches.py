@@ -203,6 +203,8 @@ def list_launches(
         module = block.build_block(name, length, causal).to(dtype).train()
         x = torch.empty(length, sentences, module.embed_dim, dtype=dtype, requires_grad=True)
         masks = block.make_masks(module, x, causal)
+    # The recorder sees each function of ATen that its block calls. Triton kernels and torch's fused attention are
+    # no such functions, so `on_a_gpu` reports them to the recorder.
     recorder = KernelRecorder()
     with on_a_gpu(with_kernels, on_launch=recorder.record_launch, on_call=recorder.record), recorder:
         output, _ = module(query=x, key=x, value=x, need_weights=False, **masks)

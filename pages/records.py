@@ -158,11 +158,13 @@ def compute_differences(table: Table, runs_by_model: RunsByModel, metric: str) -
     The confidence interval of a model reaches from its mean difference minus the half width to its mean difference plus
     the half width, where
 
-        half width = quantile of Student's t * standard error of the mean difference
+        half width     = quantile of Student's t * standard error
+        standard error = square root of (variance of a run * variance factor)
 
-    With a probability of 95 %, all intervals together cover the true differences. The scores of all models are taken to
-    vary equally from run to run. So the runs of all models are used to estimate this variance, and even a model with a
-    single run has an interval.
+    The quantile is so large that, with a probability of 95 %, all intervals together cover the true differences. The
+    scores of all models are taken to vary equally from run to run. So the variance of a run is estimated from the runs
+    of all models, and even a model with a single run has an interval. The variance factor says how the variance of a
+    mean difference follows from it: 2 for one pair of runs, and less for several pairs.
     """
     measured_runs = select_measured_runs(runs_by_model, metric)
     pairs_by_model = pair_with_baseline(measured_runs, table.baseline)

@@ -123,15 +123,15 @@ class Attention(NamedTuple):
             return None  # fairseq's attention, whose logits are dot products of queries and keys
         has_queries = self.module.q_proj is not None
         if has_queries:
-            return None  # a function computes dot products of queries and keys
-        # Whether the logits depend on the input is seen from their shape for two sentences: it is (2, H, T, T) if each
-        # sentence has its own logits, and (1, H, T, T) if both have the same. The shape is the same for any two
-        # sentences, so their features are all 0 here.
+            return None  # at least one function of this attention computes dot products, too
+        # For two sentences, the logits are (2, H, T, T) if they depend on the input. Otherwise they are (1, H, T, T),
+        # the same for both. The shape does not depend on the features of the sentences, which are all 0 here.
         any_parameter = next(self.module.parameters())
         two_sentences = any_parameter.new_zeros(length, 2, self.module.embed_dim)  # (T, B, C)
-        logits = join_logits(self.module, Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length))
-        is_same_for_both_sentences = logits.size(0) == 1
-        return logits[0] if is_same_for_both_sentences else None
+        inputs = Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length)  # without queries and keys
+        logits = join_logits(self.module, inputs)
+        depends_on_input = logits.size(0) == 2
+        return None if depends_on_input else logits[0]
 
 
 def weights_by_function(mixture: Any) -> dict[str, list[float]]:

@@ -79,6 +79,10 @@ def set_up_task(cfg: Any, data: Path) -> Any:
 def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
     """Returns the task of a checkpoint with dictionaries of made-up words, which are as large as its embeddings.
 
+    The task reads the dictionaries from files. Some tasks add symbols of their own to them, such as a mask. How many
+    they are is known only once the task is set up. So the task is set up with files as large as the embeddings. If it
+    has added symbols, it is set up again with files that are smaller by as many words.
+
     Args:
         cfg: the checkpoint's config. Its folder of data, and its languages if they are missing, are set here.
         sizes: {name of an embedding: number of tokens}, as `count_embeddings` returns it.
@@ -92,8 +96,6 @@ def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
         task = set_up_task(cfg, folder)
         num_added_symbols = count_added_symbols(task, sizes)
         if any(num_added_symbols.values()):
-            # The dictionaries of the task are larger than the embeddings. So the files get fewer words, and the task is
-            # set up again.
             sizes_of_files = {embedding: size - num_added_symbols[embedding] for embedding, size in sizes.items()}
             write_dictionaries(folder, cfg.task, sizes_of_files)
             task = set_up_task(cfg, folder)

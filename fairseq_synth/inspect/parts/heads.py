@@ -93,10 +93,12 @@ def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str,
 def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
     """Returns how strongly the loss would change if the output of each head were multiplied by a factor.
 
-    For each sentence, this is the absolute derivative of the loss with respect to the factor, where the factor is 1
-    (Michel et al. 2019, arXiv 1905.10650, eq. 2). The loss is the one that the model was trained with. The sum over the
-    sentences is divided by the number of targets: tokens if the model has a decoder, masked tokens if it is a masked
-    language model, and examples if it is a classifier.
+    The factor is 1 for each sentence and head (Michel et al. 2019, arXiv 1905.10650, eq. 2):
+
+        importance of a head = (sum over the sentences of |derivative of the loss by the factor|) / number of targets
+
+    The loss is the one that the model was trained with. The number of targets counts what the model predicts: tokens,
+    or only masked tokens, or examples if the model is a classifier.
 
     Args:
         loaded: the model, with data.
@@ -113,8 +115,7 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
     for batch in progress(batches, "importance by gradient"):
         masks = make_masks_of_ones(all_attentions, num_sentences=len(batch["id"]))
         with masked_heads(model, masks):
-            # fairseq's criterion also returns two values from which the number of targets can be told.
-            training_loss, sample_size, log = criterion(model, batch)
+            training_loss, sample_size, log = criterion(model, batch)  # `count_targets` needs the last two
         for name, gradient in compute_gradients(training_loss, masks).items():
             sums[name] += gradient.abs().sum(dim=0)  # over the sentences: from (B, H) to (H,)
         num_targets += count_targets(sample_size, log)

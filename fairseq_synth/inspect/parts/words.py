@@ -35,15 +35,18 @@ def measure(inspection: Inspection) -> None:
     First, each head is replaced alone (`add_increases`). Then more and more heads are replaced (`add_losses`).
     """
     loaded = inspection.loaded
+    # `averages.constants` has the logits by position whose attention weights are nearest to the average of each head.
     averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(inspection))
     length = inspection.longest_sentence()
     # {self-attention: the logits by position of its heads, (H, length, length)}
     position_logits = {name: constants.matrix(length) for name, constants in averages.constants.items()}
     all_heads = list_self_attention_heads(inspection)
+    # {head: the loss when it alone is replaced}
     losses = words.losses_with_single_heads_replaced(loaded, inspection.batches, position_logits, all_heads)
     add_increases(inspection, losses)
-    replaced_heads = words.replace_cheapest_heads_first(loaded, inspection.batches, position_logits, losses)
-    add_losses(inspection, list(replaced_heads), averages.sentences)
+    # In each step, one more head is replaced. A step has this head, and the loss after it.
+    steps = list(words.replace_cheapest_heads_first(loaded, inspection.batches, position_logits, losses))
+    add_losses(inspection, replaced_heads=steps, num_training_sentences=averages.sentences)
 
 
 def list_self_attention_heads(inspection: Inspection) -> list[Head]:

@@ -145,13 +145,14 @@ MARKERS = ("o", "s", "^", "D", "v", "x")  # the models take these in turn
 def rank(models: Sequence[Model]) -> Picture:
     """Draws how far the tokens are from being alike after each layer, trained and initial, with a color for each model.
 
-    There is a row of panels for the encoder and one for the decoder. A column shows the layers with some of their
-    branches, which are the self-attention, the feed-forward layer and the skip connections: ``attention alone``, for
-    example, leaves the other branches out.
+    Tokens that are all alike are a matrix of equal rows, which has the rank 1. There is a row of panels for the encoder
+    and one for the decoder. Each column of panels has the name of the branches that the layers were measured with, such
+    as ``attention alone``: then they had no feed-forward branch and no skip connections.
     """
     trained = models[0].results["layers"]["trained"]  # {encoder or decoder: {name of the branches: distances}}
     stacks = list(trained)
-    names_of_branches = list(trained[stacks[0]])  # The decoder is measured with the same branches as the encoder.
+    first_stack = trained[stacks[0]]
+    names_of_branches = list(first_stack)  # the same in both stacks
     rows: list[Row] = []
     for stack in stacks:
         rows.append([rank_panel(models, stack, name_of_branches) for name_of_branches in names_of_branches])
@@ -189,7 +190,9 @@ def rank_panel(models: Sequence[Model], stack: str, name_of_branches: str) -> Pa
 
 
 def rank_lines(model: Model, marker: str, stack: str, name_of_branches: str) -> list[Call]:
-    """Returns the distance from equal rows after each layer of a model: a line for each state of the model.
+    """Returns the calls that draw the distance from equal rows after each layer of a model.
+
+    They draw a line for the trained model, and one for the initial model if it was measured.
 
     Args:
         model: the model.
@@ -201,7 +204,7 @@ def rank_lines(model: Model, marker: str, stack: str, name_of_branches: str) -> 
     for state, line_style in RANK_LINE_STYLES.items():
         distances = distances_from_equal_rows(model, state, stack, name_of_branches)
         if not distances:
-            continue
+            continue  # this state was not measured
         layers = list(range(len(distances)))
         # The legend has one entry for the two lines of a model, which have the same color.
         label = model.name if state == "trained" else None
