@@ -77,28 +77,38 @@ class SyntheticAttention(nn.Module):
         self.num_query_heads = sum(mixture.num_heads for mixture in synthesizer.mixtures() if mixture.reads_query_key)
         # --retain-dropout-modules finds the dropout by the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
+        self.build_projections(q_noise, qn_block_size)
+        self.synthesizer = synthesizer
+        # Whether the checkpoint that is loaded next has no weights of synthesizing functions in any layer. A model sets
+        # this before it loads a checkpoint.
+        self.loads_stock_checkpoint = True
+        # Where this layer finds the keys and values of earlier tokens in a decoder's state; see `remember`.
+        self.vectors_key = self.state_key("vectors")
+        self.table_key = self.state_key("table")
+        # In the later layers of a decoder, `share_table` sets this to the `table_key` of the first layer.
+        self.first_layers_table_key: str | None = None
+        self.reset_parameters()
+
+    def build_projections(self, q_noise: float, qn_block_size: int) -> None:
+        """Builds the linear layers for keys, values, queries and output, in the order of fairseq's own attention.
+
+        The same seed then gives both attentions the same weights. If no head reads queries and keys, ``k_proj`` and
+        ``q_proj`` are None.
+
+        Args:
+            q_noise, qn_block_size: Quantization noise, and its block size.
+        """
 
         def build_projection(output_width: int) -> nn.Module:
-            """Returns a linear layer that reads the layer's input or, as `out_proj`, the output of all heads."""
-            return quant_noise(nn.Linear(embed_dim, output_width), q_noise, qn_block_size)
+            """Returns a linear layer from C features to `output_width`."""
+            return quant_noise(nn.Linear(self.embed_dim, output_width), q_noise, qn_block_size)
 
-        # The projections are built in the order of fairseq's own attention, so that the same seed gives both attentions
-        # the same weights. An attention without heads that read queries and keys has no k_proj and no q_proj.
         has_queries = self.num_query_heads > 0
         query_width = self.num_query_heads * self.head_dim
         self.k_proj = build_projection(query_width) if has_queries else None
-        self.v_proj = build_projection(embed_dim)
+        self.v_proj = build_projection(self.embed_dim)
         self.q_proj = build_projection(query_width) if has_queries else None
-        self.out_proj = build_projection(embed_dim)
-        self.synthesizer = synthesizer
-        # Whether the checkpoint that is loaded next has no weights of synthesizing functions in any layer. A model sets
-        # this; see `adapt_checkpoint`.
-        self.loads_stock_checkpoint = True
-        # The keys of the incremental state, which has the keys and values of earlier tokens (see `remember`).
-        self.vectors_key = self.state_key("vectors")
-        self.table_key = self.state_key("table")
-        self.first_layers_table_key: str | None = None  # In the later layers of a decoder, `share_table` sets this key.
-        self.reset_parameters()
+        self.out_proj = build_projection(self.embed_dim)
 
     def check_heads(self, synthesizer: LayerSynthesizer) -> None:
         """Raises ValueError if the synthesizer is built for another number or width of heads."""
@@ -321,11 +331,9 @@ class SyntheticAttention(nn.Module):
     ) -> "Memory":
         """Adds the newest tokens to the decoder's state, and returns the keys and values of all tokens so far.
 
-        The state has the following entries, which are replaced:
-
-        * ``vectors`` of each layer: the matrices of the layer's keys and values (`cache.LayerCache`).
-        * ``table`` of the first layer: the *block table* (`cache.BlockTable`). It says which rows of the matrices
-          belong to which hypothesis, and holds for all layers.
+        The keys and values of a layer are the rows of two matrices (`cache.LayerCache`). A table says which rows belong
+        to which hypothesis (`cache.BlockTable`). All layers use the same rows. So each layer has matrices in the state,
+        but only the first layer of the decoder has a table.
 
         Args:
             incremental_state: The state of the decoder, which is changed in place.
@@ -341,6 +349,7 @@ class SyntheticAttention(nn.Module):
             raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
         table = self.read_first_layers_table(incremental_state)
         if table is None:
+            # This is the first layer, so its own table gets the new tokens, for all layers.
             table = self.extend_own_table(incremental_state, v, key_padding_mask)
         old_vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)  # None before the first token
         vectors = cache.append_to_layer(old_vectors, k, v, table)
@@ -401,15 +410,24 @@ class SyntheticAttention(nn.Module):
     def _set_input_buffer(
         self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
     ) -> IncrementalState:
-        """Takes keys and values of earlier tokens from fairseq's decoder layer, as its ``prev_self_attn_state``."""
+        """Replaces the earlier tokens of this layer by those of a buffer, and returns the state.
+
+        fairseq's decoder layer calls this method, by this name, with its argument ``prev_self_attn_state``.
+
+        Args:
+            incremental_state: The state of the decoder, which is changed in place.
+            buffer: ``prev_key`` and ``prev_value`` of t tokens, (B, H, t, d_h), and perhaps ``prev_key_padding_mask``.
+        """
         values = buffer["prev_value"]
         assert values is not None
-        keys = buffer.get("prev_key") if self.num_query_heads else None
-        table = cache.extend_table(
-            None, newest_values=values, capacity=0, key_padding_mask=buffer.get("prev_key_padding_mask")
-        )
+        reads_keys = self.num_query_heads > 0  # The heads that have queries are those that read keys.
+        keys = buffer.get("prev_key") if reads_keys else None
+        padding = buffer.get("prev_key_padding_mask")
+        # The tokens of the buffer are the newest tokens of a table and of matrices that do not exist yet.
+        table = cache.extend_table(table=None, newest_values=values, capacity=0, key_padding_mask=padding)
+        vectors = cache.append_to_layer(layer_cache=None, newest_keys=keys, newest_values=values, table=table)
         incremental_state[self.table_key] = table
-        incremental_state[self.vectors_key] = cache.append_to_layer(None, keys, values, table)
+        incremental_state[self.vectors_key] = vectors
         return incremental_state
 
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
@@ -431,23 +449,24 @@ class SyntheticAttention(nn.Module):
     # ---- checkpoints
 
     def make_generation_fast_(self, **_: Any) -> None:
-        """Multiplies the weights of mixtures and the scale 1 / sqrt(d_h) into the parameters, for good.
+        """Multiplies the weights of mixtures and the scale 1 / sqrt(d_h) into parameters, for good.
 
-        Generation then has less to compute. fairseq calls this before it generates. Nothing is changed if there are
-        hooks on the projection of the queries, or if projections are quantized.
+        Generation then has less to compute. fairseq calls this method, by this name, before it generates. Nothing is
+        changed if there are hooks on the projection of the queries, or if projections are quantized.
         """
         if not self.can_be_folded():
             return
-        # The weights of ``vanilla`` and its scale cannot be multiplied into parameters of a mixture. So each mixture
-        # returns them as a factor of its queries. The factors have the device and type of the projections.
-        query_factors = []  # (heads of the mixture,) each, in the order in which q_proj has these heads
+        mixtures = self.synthesizer.mixtures()
+        like = weight_of(self.out_proj)  # All factors get the device and type of the projections.
         with torch.no_grad():
-            for mixture in self.synthesizer.mixtures():
-                query_factor = mixture.fold_weights_(like=weight_of(self.out_proj))
-                if mixture.reads_query_key:  # Otherwise the mixture has no queries, and the factor is 1.
-                    query_factors.append(query_factor)
+            # The scale and the weights of ``vanilla`` go into q_proj, which has the heads in the order of the mixtures.
+            # The factors are read first, because `fold_weights_` sets them to 1.
+            query_factors = [mixture.query_factor(like) for mixture in mixtures if mixture.reads_query_key]
             if query_factors:
                 self.scale_queries_(torch.cat(query_factors))
+            # The weights of all other functions go into the parameters of these functions.
+            for mixture in mixtures:
+                mixture.fold_weights_(like)
 
     def scale_queries_(self, factor: Tensor) -> None:
         """Changes the query projection so that the queries of each head are multiplied by its factor.

@@ -423,45 +423,44 @@ class Mixture(LayerSynthesizer):
             sum_of_logits.add_terms(function(inputs), function_weights)
         return [sum_of_logits]
 
-    def fold_weights_(self, like: Tensor) -> Tensor:
-        """Multiplies the weights of the mixture into the parameters of its functions, and removes the weights.
+    def query_factor(self, like: Tensor) -> Tensor:
+        """Returns the number (H,) by which the queries of each head have to be multiplied before `fold_weights_`.
 
-        Generation then has less to compute. ``vanilla`` has no parameters here. So its weight and its scale
-        1 / sqrt(d_h) are returned as a factor of the queries. If a function does not allow this, nothing is changed.
-
-        Args:
-            like: A tensor with the device and type of the result. (There may be no parameter that has them.)
-
-        Returns:
-            The factor (H,) by which the attention has to multiply the queries of each head, if it has queries. It is 1
-            if nothing is changed, and in a second call, because the first one has removed weights and scale.
-        """
-        if not self._can_fold_weights():
-            return like.new_ones(self.num_heads)
-        query_factor = self._query_factor(like)
-        self._scale_parameters_()
-        has_vanilla = self.reads_query_key  # No other function that reads queries can be folded.
-        has_weights = self.alpha is not None
-        if has_vanilla or has_weights:
-            # This buffer marks the state dict, so that no training goes on with it.
-            self.register_buffer("folded", like.new_ones([]))
-        self._remove_weights_and_scale_()
-        return query_factor
-
-    def _query_factor(self, like: Tensor) -> Tensor:
-        """Returns the scale of ``vanilla`` times its weight in each head, (H,), or 1 if there is no ``vanilla``.
+        It is the scale of ``vanilla``, 1 / sqrt(d_h), times its weight. It is 1 without ``vanilla``, after
+        `fold_weights_`, and if `fold_weights_` would change nothing.
 
         Args:
             like: A tensor with the device and type of the result.
         """
-        query_factor = like.new_ones(self.num_heads)
+        ones = like.new_ones(self.num_heads)
+        if not self._can_fold_weights():
+            return ones
         weights = self.weights()
         for index, function in enumerate(self.functions()):
             if type(function) is Vanilla:
-                query_factor = query_factor * function.scaling
-                if weights is not None:
-                    query_factor = query_factor * weights[index]
-        return query_factor
+                scale = ones * function.scaling
+                return scale if weights is None else scale * weights[index]
+        return ones
+
+    def fold_weights_(self, like: Tensor) -> None:
+        """Multiplies the weights of the mixture into the parameters of its functions, and removes the weights.
+
+        Generation then has less to compute. Only the weight and the scale of ``vanilla`` are not multiplied into
+        anything here, but set to 1. The caller has multiplied the queries by them; see `query_factor`. If one of the
+        functions does not allow this, nothing is changed.
+
+        Args:
+            like: A tensor with the device and type of the attention's weights.
+        """
+        if not self._can_fold_weights():
+            return
+        has_vanilla = any(type(function) is Vanilla for function in self.functions())
+        has_weights = self.alpha is not None
+        if has_vanilla or has_weights:
+            # This buffer marks the state dict, so that no training goes on with it.
+            self.register_buffer("folded", like.new_ones([]))
+        self._scale_parameters_()
+        self._remove_weights_and_scale_()
 
     def _scale_parameters_(self) -> None:
         """Multiplies the weight of each function other than ``vanilla`` into the function's parameters."""
