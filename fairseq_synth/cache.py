@@ -194,8 +194,7 @@ def append_to_layer(
 def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> Tensor:
     """Returns a matrix of keys or values after the vectors of the new tokens are written to it.
 
-    The matrix is changed in place if it has free rows, has the type of the vectors and may be changed. Otherwise the
-    vectors are written to a copy.
+    The matrix is changed in place if possible. `make_room` and `write_rows` say when it is copied.
 
     Args:
         matrix: The matrix so far, (N H, d_h): a row for each of N tokens and H heads. None before the first token.
@@ -205,18 +204,25 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
     """
     newest = append_zero_heads(newest, num_heads=table.rows.size(1))  # (B, H, n, d_h)
     head_dim = newest.size(3)
-    # A list of the new vectors, and a list of the rows of the matrix to write them to. Both lists are sorted by token,
-    # then by hypothesis, then by head.
+    # Two lists in the same order: the new vectors, and the rows of the matrix to write them to. Both tensors begin with
+    # the dimensions (B, H, n), which are permuted to (n, B, H).
     new_vectors = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)  # (n B H, d_h)
     rows_to_write = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (n B H,)
-    matrix = make_room(matrix, new_vectors, table)
-    if matrix.dtype != new_vectors.dtype:
-        # The types differ if autocast was on in only some of the steps. Then both become fp32.
+    return write_rows(make_room(matrix, new_vectors, table), rows_to_write, new_vectors)
+
+
+def write_rows(matrix: Tensor, row_numbers: Tensor, rows: Tensor) -> Tensor:
+    """Returns the matrix with `rows` in the places `row_numbers`: the same tensor, or a copy if it may not be changed.
+
+    If the types differ, because autocast was on in only some of the steps, the result is in fp32.
+    """
+    if matrix.dtype != rows.dtype:
         matrix = matrix.float()
-        new_vectors = new_vectors.float()
+        rows = rows.float()
     if must_stay_unchanged(matrix):
-        return matrix.index_copy(0, rows_to_write, new_vectors)  # writes to a copy
-    return matrix.index_copy_(0, rows_to_write, new_vectors)
+        changed_copy = matrix.index_copy(0, row_numbers, rows)
+        return changed_copy
+    return matrix.index_copy_(0, row_numbers, rows)
 
 
 def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
