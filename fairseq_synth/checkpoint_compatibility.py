@@ -28,12 +28,10 @@ def adapt_checkpoint(
 
     There are three cases:
 
-    1. No key begins with `prefix`, so the checkpoint is of another model altogether. Nothing is done.
-    2. The attention in the checkpoint computes dot products alone. It is a stock Transformer's, or this plugin's with
-       ``vanilla`` alone, which has the same keys. If the attention of the model can start from it (`check_start`), the
-       missing keys ``synthesizer.*`` are added to `state_dict`.
-    3. The attention in the checkpoint has other functions. The attention of the model has to have the same functions,
-       at the same sizes.
+    1. The checkpoint has no such attention. Nothing is done.
+    2. The attention in the checkpoint computes dot products alone, as in a stock Transformer. The weights that the
+       model needs in addition are added to `state_dict`.
+    3. The attention in the checkpoint has other functions. The model has to have the same functions.
 
     Args:
         state_dict: The weights of the checkpoint, which is changed in place in the second case.
@@ -42,20 +40,23 @@ def adapt_checkpoint(
         is_stock_checkpoint: Whether no layer of the checkpoint has keys ``synthesizer.*``; see `check_start`.
 
     Raises:
-        SynthesizerError: The checkpoint has other functions, or other sizes of the same functions. Or only one of the
-            two, checkpoint and model, is prepared for generation.
+        SynthesizerError: The weights do not fit. Each function ``check_...`` raises it for one reason.
     """
+    # 1. No such attention. Strict loading, which comes next, lists what is missing.
     has_keys_of_this_attention = any(key.startswith(prefix) for key in state_dict)
     if not has_keys_of_this_attention:
-        return  # Strict loading, which comes next, lists what is missing.
-    saved = select_prefix(state_dict, f"{prefix}synthesizer.")
-    check_folding(prefix, saved, synthesizer)
+        return
+
+    saved = select_prefix(state_dict, f"{prefix}synthesizer.")  # the weights of all functions but ``vanilla``
     saved_has_queries = f"{prefix}q_proj.weight" in state_dict
+    check_folding(prefix, saved, synthesizer)
     has_dot_products_alone = saved_has_queries and not saved
     if has_dot_products_alone:
+        # 2. Dot products alone.
         check_start(prefix, synthesizer, is_stock_checkpoint)
         start_from_dot_product(state_dict, prefix, synthesizer)
     else:
+        # 3. Other functions.
         check_functions(prefix, saved, saved_has_queries, synthesizer)
         check_mixture(prefix, saved, synthesizer)
         check_shapes(prefix, saved, synthesizer)
@@ -105,7 +106,7 @@ def keys_with_name(keys: Iterable[str], name: str) -> set[str]:
 def check_functions(prefix: str, saved: StateDict, saved_has_queries: bool, synthesizer: LayerSynthesizer) -> None:
     """Raises SynthesizerError if the functions of the attention in the checkpoint are not those in the model.
 
-    Two functions are equal if they have the same weights. The weights of ``vanilla`` are the query and key projections.
+    The functions are known by the names of their weights. The weights of ``vanilla`` are the query and key projections.
     The weights of all other functions are in the state dict of the synthesizer.
 
     Args:
@@ -134,14 +135,15 @@ def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
         saved: The state dict of the synthesizer in the checkpoint, which has the functions of the model.
         synthesizer: The synthesizer of the model.
     """
-    # With ``convex``, each group of heads that mixes several functions has a parameter ``alpha``, and with ``sum``, no
-    # group has it. As checkpoint and model have the same groups, different keys mean that one of the two has none.
+    # Only a convex mixture has a parameter ``alpha``. A single function never has it. The functions are the same in
+    # checkpoint and model, so if their alphas differ, one of the two is ``convex`` and the other one is ``sum``.
     saved_alphas = keys_with_name(saved, "alpha")
     model_alphas = keys_with_name(synthesizer.state_dict(), "alpha")
     if saved_alphas == model_alphas:
         return
     attention = prefix.removesuffix(".")
-    mixture_of_checkpoint = "convex" if saved_alphas else "sum"
+    is_saved_convex = len(saved_alphas) > 0
+    mixture_of_checkpoint = "convex" if is_saved_convex else "sum"
     raise SynthesizerError(
         f"{attention}: the checkpoint was trained with --synth-mixture {mixture_of_checkpoint}; use that"
     )
@@ -173,14 +175,9 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
 def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint: bool) -> None:
     """Raises SynthesizerError if the attention of the model cannot start from dot products in the checkpoint.
 
-    In the checkpoint, all heads of the attention compute dot products (``vanilla``) alone. These are the heads that the
-    attention of the model may have:
-
-    1. Heads of one kind without ``vanilla``: an error.
-    2. Heads with ``vanilla`` alone: allowed, because they need no weights that the checkpoint lacks.
-    3. Heads of several kinds: an error.
-    4. Heads of one kind that mix ``vanilla`` with other functions: allowed for a stock checkpoint. Otherwise the
-       checkpoint is a Synthesizer's that has ``vanilla`` alone in this layer, which is an error.
+    In the checkpoint, all heads of this attention compute dot products (``vanilla``) alone. The model can start from
+    them if its heads have ``vanilla`` alone, too. It can also start from a stock checkpoint if all its heads have the
+    same mixture of ``vanilla`` with other functions.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
@@ -190,20 +187,23 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint:
     attention = prefix.removesuffix(".")
     mixtures = synthesizer.mixtures()  # one for each kind of heads
     has_heads_of_one_kind = len(mixtures) == 1
+    # 1. No head has ``vanilla``, the only function that reads queries and keys.
     if has_heads_of_one_kind and not mixtures[0].reads_query_key:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    has_vanilla_alone = not synthesizer.state_dict()  # The weights of ``vanilla`` are not in this state dict.
-    if has_vanilla_alone:
+    # 2. All heads have ``vanilla`` alone, so that the checkpoint lacks nothing.
+    if has_vanilla_alone(synthesizer):
         return
+    # 3. Some heads have other functions than other heads.
     if not has_heads_of_one_kind:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of several "
             f"kinds; {advise_functions(attention)}"
         )
+    # 4. All heads mix ``vanilla`` with other functions. The checkpoint is a Synthesizer's, but has none of them here.
     if not is_stock_checkpoint:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
@@ -212,21 +212,29 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint:
         )
 
 
-def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
-    """Adds the weights that the synthesizer needs to the state dict of a stock attention.
+def has_vanilla_alone(synthesizer: LayerSynthesizer) -> bool:
+    """Returns whether all heads compute dot products alone.
 
-    With these weights, the logits of all trained functions other than ``vanilla`` are 0. A model with ``--synth-mixture
-    sum`` then starts with the output of the stock model.
+    The weights of ``vanilla`` are the query and key projections of the attention. Only other functions have weights in
+    the state dict of the synthesizer.
+    """
+    return not synthesizer.state_dict()
+
+
+def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
+    """Makes the logits of all trained functions other than ``vanilla`` 0, in the model and in the checkpoint.
+
+    The checkpoint of a stock attention has no weights of these functions, so it gets those of the model. A model with
+    ``--synth-mixture sum`` then starts with the output of the stock model.
 
     Args:
         state_dict: The weights of the checkpoint, which is changed in place.
         prefix: The keys of the attention begin with it; it ends with a dot.
-        synthesizer: The synthesizer of the model, which `check_start` has accepted. It gets the same weights, in place.
+        synthesizer: The synthesizer of the model, which `check_start` has accepted. It is changed in place.
     """
-    has_vanilla_alone = not synthesizer.state_dict()
-    if has_vanilla_alone:
-        return  # The checkpoint lacks nothing.
-    (mixture,) = synthesizer.mixtures()  # `check_start` has refused heads of several kinds.
+    if has_vanilla_alone(synthesizer):
+        return  # There are no other functions.
+    mixture = synthesizer.mixtures()[0]  # All heads have this mixture, because `check_start` has refused other models.
     attention = prefix.removesuffix(".")
     logger.info(f"{attention}: starting {' and '.join(mixture.components)} from the weights of dot-product attention")
     warn_of_other_output(attention, mixture)
@@ -237,13 +245,19 @@ def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: Laye
 
 
 def warn_of_other_output(attention: str, mixture: Mixture) -> None:
-    """Warns if an attention that starts from a checkpoint's dot products does not start with the checkpoint's output.
+    """Warns if the output of an attention will differ from that of the stock checkpoint it starts from.
+
+    The logits of the checkpoint are those of ``vanilla``. The logits of the model are the same if it adds only logits
+    of 0 to them. They differ in two cases:
+
+    * The mixture is convex. Its weights are less than 1, so the logits of ``vanilla`` become smaller.
+    * A function is not trained. It adds fixed logits, which are not 0.
 
     Args:
         attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
         mixture: The functions of its heads, which are all of one kind.
     """
-    is_convex = mixture.alpha is not None  # Only a convex mixture has a parameter alpha, the weights of its functions.
+    is_convex = mixture.alpha is not None  # Only a convex mixture has a parameter alpha, for the weights.
     if is_convex:
         logger.warning(
             f"{attention}: --synth-mixture convex reduces the logits of the checkpoint; with --synth-mixture sum, "
@@ -252,7 +266,6 @@ def warn_of_other_output(attention: str, mixture: Mixture) -> None:
     for name, function in zip(mixture.components, mixture.functions()):
         is_dot_product = function.reads_query_key
         if not is_dot_product and not function.is_trained():
-            # `zero_logits_` cannot set such logits to 0, so they are added to those of the checkpoint.
             logger.warning(f"{attention}: {name} is not trained, so its logits change the output of the checkpoint")
 
 
