@@ -15,7 +15,7 @@ A term may have a weight for each head, (1, H, 1, 1), which a mixture sets. The 
 each computation multiplies it by the smallest tensor that it meets.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -158,11 +158,10 @@ class Logits:
 
         * All biases and diagonals become one bias, by adding them up.
         * The first outer product stays, and all others are added to the bias.
-        * All inner products become one, by joining their features: ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``. In a
-          decoding step, which has a single row, the first one stays, and all others are added to the bias. Joining
-          would copy the keys of all tokens so far.
+        * All inner products become one, by joining their features: ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``.
+        * But in a decoding step the first inner product stays, and all others are added to the bias.
 
-        If the logits have several terms, the bias is in fp32 at least, because all terms are added to it in the end.
+        The bias is in fp32 at least, unless it is the only term.
 
         Args:
             src_len: S, the number of columns.
@@ -174,20 +173,18 @@ class Logits:
         for outer in outers[1:]:
             bias = add(bias, outer_product(outer.left, outer.right, src_len))
 
-        products = [apply_scale_and_weight(term.query, term.key, term.scale, term.weight) for term in self.products]
-        is_decoding_step = any(product.left.size(2) == 1 for product in products)
-        num_joined = 1 if is_decoding_step else len(products)
-        for product in products[num_joined:]:
-            # `add` does not convert the first summand of a sum, which this may be.
+        joined_products, added_products = divide_products(self.products)
+        for product in added_products:
+            # If the bias is still None, `add` returns the product as it is. So the product has to be in fp32 itself.
             bias = add(bias, at_least_fp32(inner_product(product.left, product.right)))
 
         normal = NormalForm(bias=bias)
         if outers:
             first_outer = outers[0]
             normal = normal._replace(left=first_outer.left, right=first_outer.right)
-        if products:
-            query = join_features([product.left for product in products[:num_joined]])
-            key = join_features([product.right for product in products[:num_joined]])
+        if joined_products:
+            query = join_features([product.left for product in joined_products])
+            key = join_features([product.right for product in joined_products])
             normal = normal._replace(query=query, key=key)
         return normal
 
@@ -270,21 +267,34 @@ def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Te
     return Factors(multiply(left, scaled_weight), right)
 
 
+def divide_products(terms: Sequence[Product]) -> tuple[list[Factors], list[Factors]]:
+    """Returns the inner products that a normal form joins, and those that it adds to its bias.
+
+    Each is returned as its query and key, with scale and weight multiplied in.
+    """
+    products = [apply_scale_and_weight(term.query, term.key, term.scale, term.weight) for term in terms]
+    has_single_row = any(product.left.size(2) == 1 for product in products)
+    if has_single_row:  # This is a decoding step, in which joining would copy the keys of all tokens so far.
+        return products[:1], products[1:]
+    return products, []
+
+
 def outer_factors(outer: Outer, src_len: int) -> Factors:
     """Returns the left and right factor of an outer product, only with the features that `src_len` columns need.
 
     Column j is ``left[j // b] * right[j % b]``, where b is the number of right features. For example, with b = 4, the
     columns 0 to 3 have left feature 0, the columns 4 to 7 have left feature 1, and the columns 8 and 9 have left
-    feature 2. So 10 columns need 3 left features and all 4 right features. If the outer product has only 2 left
-    features, feature 0 is repeated in place of feature 2.
+    feature 2. So 10 columns need 3 left features and all 4 right features, and 2 columns need 1 left feature and 2
+    right features. If the outer product has too few left features, they begin again with feature 0.
     """
     left_size = outer.left_size
     right_size = outer.factors.size(3) - left_size  # b
     left, right = outer.factors.split([left_size, right_size], dim=3)
-    # `take_positions` repeats the features of the left factor from the first one on, if there are not enough.
     num_left_features = count_left_features(src_len, right_size)
+    num_right_features = min(right_size, src_len)
+    # If there are too few left features, `take_positions` begins again with the first one.
     left = take_positions(left, dim=3, start=0, count=num_left_features)
-    right = take_positions(right, dim=3, start=0, count=min(right_size, src_len))
+    right = take_positions(right, dim=3, start=0, count=num_right_features)
     return apply_scale_and_weight(left, right, scale=1.0, weight=outer.weight)
 
 
