@@ -41,42 +41,46 @@ def take_column_bias(parameter: Tensor, inputs: Inputs) -> Tensor:
 def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     """Returns the part of a parameter (H, l, l) for the T row and S column positions of a call, as (1, H, T, S).
 
-    The first row is at position `Inputs.start`, and the first column at position 0. Positions beyond l begin again at
-    0; see `take_positions`.
+    The first row is at position `Inputs.start`, and the first column at position 0. Position l has the entry of
+    position 0, and so on.
     """
     _, num_rows, num_columns = parameter.size()
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
     ends_within_parameter = start + tgt_len <= num_rows
-    cuts_rows_and_columns = tgt_len < num_rows and src_len < num_columns
-    if ends_within_parameter and cuts_rows_and_columns:
-        # One view takes the place of two slices. `take_positions` would slice rows and columns one after the other.
-        return view_window(parameter, start, tgt_len, src_len)
-    rows = take_positions(parameter, dim=1, start=start, count=tgt_len)
-    return take_positions(rows, dim=2, start=0, count=src_len)[None]
+    leaves_out_rows = tgt_len < num_rows
+    leaves_out_columns = src_len < num_columns
+    if ends_within_parameter and leaves_out_rows and leaves_out_columns:
+        # Here, `take_positions` would make two slices, one of the rows and one of the columns. This is a single view.
+        return view_window(parameter, start, tgt_len, src_len)  # (1, H, T, S)
+    # At most one of the two calls makes a slice, or positions are repeated, which a view cannot do.
+    rows = take_positions(parameter, dim=1, start=start, count=tgt_len)  # (H, T, l)
+    window = take_positions(rows, dim=2, start=0, count=src_len)  # (H, T, S)
+    return window[None]
 
 
 def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Tensor:
-    """Returns ``parameter[None, :, start : start + tgt_len, :src_len]`` as a single view of the parameter (H, l, l).
+    """Returns ``parameter[None, :, start : start + tgt_len, :src_len]`` as a single view, (1, H, tgt_len, src_len).
 
     Indexing would make two views, one for rows and one for columns, and the backward pass of each would make a tensor
     as large as the whole parameter.
 
     Args:
-        parameter: A value for each head and each pair of positions below l, the maximum length of a sentence.
+        parameter: (H, l, l), a value for each head, row and column.
         start: The first row.
         tgt_len: The number of rows.
         src_len: The number of columns, which begin at 0.
     """
     # A stride is the number of elements in memory from one head, row or column to the next. The view has the strides of
-    # the parameter, and begins at its row `start`. The stride of the new first dimension does not matter, because this
-    # dimension has the size 1.
+    # the parameter, as it leaves out only elements before the first row, and at the ends of rows and heads.
     head_stride, row_stride, column_stride = parameter.stride()
+    any_stride = 0  # A dimension of size 1 has no next element.
+    index_of_first_row = parameter.storage_offset() + start * row_stride
     return parameter.as_strided(
         size=[1, parameter.size(0), tgt_len, src_len],
-        stride=[0, head_stride, row_stride, column_stride],
-        storage_offset=parameter.storage_offset() + start * row_stride,
+        stride=[any_stride, head_stride, row_stride, column_stride],
+        storage_offset=index_of_first_row,
     )
 
 
@@ -103,19 +107,33 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     last_column = inputs.src_len - 1
     smallest_distance = -last_row
     largest_distance = last_column - first_row
-    # The slice of the parameter that the call needs. Its distance d has the index ``d + m``.
+    # The distances of the call for which the parameter has a value. At least distance 0 is among them. Distance d has
+    # the index ``d + m`` in the parameter.
     first_covered = max(smallest_distance, -max_distance)
     last_covered = min(largest_distance, max_distance)
     num_covered = last_covered - first_covered + 1
-    values = parameter.narrow(dim=1, start=first_covered + max_distance, length=num_covered)
-    # The distances of the call for which the parameter has no value.
-    num_before = first_covered - smallest_distance
-    num_behind = largest_distance - last_covered
-    if num_before > 0 or num_behind > 0:
-        repeated_first = parameter[:, :1].expand(-1, num_before)
-        repeated_last = parameter[:, -1:].expand(-1, num_behind)
-        values = torch.cat([repeated_first, values, repeated_last], dim=1)
+    covered = parameter.narrow(dim=1, start=first_covered + max_distance, length=num_covered)
+    num_missing_before = first_covered - smallest_distance
+    num_missing_behind = largest_distance - last_covered
+    values = add_nearest(covered, parameter, num_missing_before, num_missing_behind)
     return values[None, :, None]
+
+
+def add_nearest(covered: Tensor, parameter: Tensor, num_before: int, num_behind: int) -> Tensor:
+    """Returns values with the first value of the parameter repeated before them, and its last value behind them.
+
+    For example, a parameter has the values a b c. The covered values a b with 2 values before become a a a b.
+
+    Args:
+        covered: The values to add to, (H, any number).
+        parameter: (H, 2 m + 1).
+        num_before, num_behind: How often the first and the last value are repeated.
+    """
+    if num_before == 0 and num_behind == 0:
+        return covered
+    repeated_first = parameter[:, :1].expand(-1, num_before)
+    repeated_last = parameter[:, -1:].expand(-1, num_behind)
+    return torch.cat([repeated_first, covered, repeated_last], dim=1)
 
 
 def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
