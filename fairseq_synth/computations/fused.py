@@ -37,7 +37,7 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    torch computes ``softmax(scale * query @ key^T + mask) V``.
+    torch computes ``softmax(torch_scale * query @ key^T + mask) V``.
 
     * Inner products, and biases that are the same in all rows, become the query and key.
     * All other terms of the logits become the mask, together with `key_padding_mask` and `attn_mask`.
@@ -47,15 +47,15 @@ def compute(
     row_biases = [term for term in logits.biases if has_equal_rows(term)]
     other_biases = [term for term in logits.biases if not has_equal_rows(term)]
 
-    # torch has one scale for all products. With the scale of the first product, only other products have to be
-    # multiplied by a number. There is a first product, or `refuses` would have refused the call.
+    # torch has one scale, and each product has its own. torch gets that of the first product, whose query then needs
+    # no multiplication. `refuses` has refused logits without a product.
     torch_scale = logits.products[0].scale
     query, key = join_products(logits.products, row_biases, torch_scale, value)
 
-    bias = sum_terms([*other_biases, *logits.outers, *logits.diagonals], value)
+    other_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
     hides_future = is_causal(attn_mask)
-    mask = add_masks(bias, key_padding_mask, hides_future, value)
-    # torch takes either a mask or its flag for causal attention. If there is a mask, it hides the later tokens already.
+    mask = add_masks(sum_terms(other_terms, value), key_padding_mask, hides_future, value)
+    # Only a causal call without other terms and padding has no mask that hides the later tokens. torch then hides them.
     needs_causal_flag = hides_future and mask is None
     out = call_torch(query, key, value, mask, dropout, needs_causal_flag, torch_scale)
     return join_heads(out)
@@ -113,7 +113,7 @@ def join_products(products: list[Product], row_biases: list[Bias], torch_scale: 
     bsz, num_heads, _, _ = value.size()
     factors = []
     for product in products:
-        remaining_scale = product.scale / torch_scale  # torch multiplies by the rest of the product's own scale.
+        remaining_scale = product.scale / torch_scale  # torch_scale * remaining_scale = product.scale
         factors.append(apply_scale_and_weight(product.query, product.key, remaining_scale, product.weight))
     for row_bias in row_biases:
         factors.append(row_bias_as_product(row_bias, torch_scale, value))
@@ -124,27 +124,27 @@ def join_products(products: list[Product], row_biases: list[Bias], torch_scale: 
 def row_bias_as_product(term: Bias, torch_scale: float, value: Tensor) -> Factors:
     """Returns a query and a key whose inner product, times `torch_scale`, is a bias that is the same in all rows.
 
-    Both have n equal features, where n is `FEATURE_MULTIPLE`, because torch's kernels want a multiple of it:
+    Both have n equal features, because torch's kernels want a multiple of n = `FEATURE_MULTIPLE`:
 
-        each feature of the query       weight / (n * torch_scale)
-        each feature of the key         the bias of the key's column
-        sum of the n products           weight * bias / torch_scale
-        after torch has multiplied it   weight * bias
+        each of the n features of the query   weight / (n * torch_scale)
+        each of the n features of the key     bias of the column
+        their inner product                   weight * bias / torch_scale
+        torch_scale times this                weight * bias
 
     Args:
-        term: The bias, (B or 1, H or 1, 1, S), and its weight.
+        term: The bias, (B or 1, H or 1, 1, T), and its weight. If the weight is None, it is 1.
         torch_scale: The number by which torch multiplies the inner product.
         value: V, (B, H, T, d_h). Only its sizes, type and device are read.
     """
     bsz, num_heads, length, _ = value.size()
-    query_feature = 1 / (FEATURE_MULTIPLE * torch_scale)
+    unweighted_feature = 1 / (FEATURE_MULTIPLE * torch_scale)
     if term.weight is None:
-        query = value.new_full([1, 1, 1, 1], query_feature)
+        query_feature = value.new_full([1, 1, 1, 1], unweighted_feature)
     else:
-        query = term.weight * query_feature
-    column_biases = term.bias.transpose(2, 3)  # (B or 1, H or 1, S, 1), and S is T
-    query = query.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
-    key = column_biases.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
+        query_feature = term.weight * unweighted_feature  # (1, H, 1, 1)
+    key_feature = term.bias.transpose(2, 3)  # (B or 1, H or 1, T, 1): the bias of a column belongs to its key
+    query = query_feature.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
+    key = key_feature.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     return Factors(query, key)
 
 

@@ -20,12 +20,14 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    A mask may hide all keys from a row. The row then has the result 0, if there is an `attn_mask` other than the
-    `causal_mask`. Otherwise this happens only in a sentence of padding, whose results are finite but have no meaning.
+    Masks may hide all keys from a row:
+
+    * An `attn_mask` may do so for any row, which then has the result 0. Only the `causal_mask` leaves every row a key.
+    * The `key_padding_mask` does so only for a sentence of padding alone, whose result nobody reads. It is some finite
+      number.
     """
     bsz, num_heads, length, _ = value.size()
-    # Setting rows to 0 takes a pass over all weights, so it is done only for masks that need it. The `causal_mask`
-    # leaves every row a key. Nobody reads the results of a sentence of padding.
+    # Setting rows to 0 takes a pass over all weights, so it is done only if it may be needed.
     may_hide_all_keys = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(
         logits,
@@ -36,8 +38,9 @@ def compute(
         attn_mask=attn_mask,
         zero_rows_without_keys=may_hide_all_keys,
     )
-    weights = drop(weights.to(value.dtype), dropout, bsz)
-    return join_heads(weighted_sum(weights, value))
+    weights = drop(weights.to(value.dtype), dropout, bsz)  # (B or 1, H, T, T)
+    out = weighted_sum(weights, value)  # (B, H, T, d_h)
+    return join_heads(out)
 
 
 def join_heads(out: Tensor) -> Tensor:
@@ -80,7 +83,7 @@ def attention_weights(
 
 
 def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:
-    """Returns attention weights after dropout, (B, H, T, S). With a probability of 0, they are returned as they are.
+    """Returns attention weights after dropout, (B, H, T, S). Without dropout, they are returned as they are.
 
     Each sentence drops weights of its own, even if all sentences share the weights.
 

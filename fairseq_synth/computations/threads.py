@@ -23,8 +23,8 @@ def compute_in_threads(
 ) -> None:
     """Computes ``function(item)`` for each item in several threads, and calls ``take_result(item, result)`` for each.
 
-    The function runs outside autocast and without gradients. The caller must have turned gradients off, as torch does
-    in an autograd function.
+    The function runs outside autocast and without gradients. With a single thread it runs in the caller's thread, so
+    the caller must have turned gradients off there, as torch does in an autograd function.
 
     Args:
         function: Computes the result of an item, in any thread.
@@ -55,16 +55,20 @@ def compute_in_pool(
     num_threads: int,
 ) -> None:
     """Does the work of `compute_in_threads` in a pool of threads, each of which uses one core."""
-    # Each thread has its own settings of autocast, gradients and inference mode. In the threads of the pool, autocast
-    # is off, which is right. But gradients are on, and inference mode is off even if the caller is in inference mode.
-    is_inference = torch.is_inference_mode_enabled()
+    caller_is_in_inference_mode = torch.is_inference_mode_enabled()
 
     def compute_without_gradients(item: Item) -> Result:
-        """Runs in a thread of the pool."""
-        with torch.inference_mode(is_inference), torch.no_grad():
+        """Runs in a thread of the pool, which starts with torch's default settings and not with those of the caller.
+
+        * Inference mode is off by default, so it is set as in the caller.
+        * Gradients are on by default, so they are turned off.
+        * Autocast is off by default, which is right.
+        """
+        with torch.inference_mode(caller_is_in_inference_mode), torch.no_grad():
             return function(item)
 
-    pool = thread_pool(os.getpid(), num_threads)
+    pool = thread_pool(os.getpid(), num_threads)  # A forked process gets a pool of its own.
+    # While the threads of the pool use all cores, `take_result` must not spread over them, too.
     with one_core_for_this_thread():
         results = pool.map(compute_without_gradients, items)  # an iterator, in the order of the items
         for item, result in zip(items, results, strict=True):
