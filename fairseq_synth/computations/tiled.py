@@ -77,24 +77,27 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C). The arguments are those of `attend`.
 
-    The batch is divided into blocks of some sentences and heads, which `TiledAttention` computes one after another.
-    All padding has to be on the right. `attend` has made sure of that by `refuses`.
+    `attend` calls this only if `refuses` has found no reason against it. So there is no dropout, there is no mask but
+    the causal one, and all padding is on the right.
     """
     bsz, num_heads, _, _ = value.size()
     lengths = read_lengths(value, key_padding_mask)
     assert lengths is not None, "padding is not on the right, or a sentence is empty"
     has_shared_logits = bsz > 1 and logits.is_shared()
+    blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
+
+    # Autograd sees a tensor only if it is an argument itself, and not if it is part of an argument such as `plan`. So
+    # the tensors are taken out of the terms, and the plan has the names by which they are put back.
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
     tensors = collect_tensors(terms)
     plan = Plan(
-        blocks=divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask)),
+        blocks=blocks,
         bare_terms=[remove_tensors(term) for term in terms],
         tensor_names=list(tensors),
         trained_names=[name for name, tensor in tensors.items() if tensor.requires_grad],
     )
-    # Autograd sees a tensor only if it is an argument itself, and not if it is part of an argument such as `plan`.
     tensor_arguments = [tensors[name] for name in plan.tensor_names]
-    out = TiledAttention.apply(plan, value, *tensor_arguments)
+    out = TiledAttention.apply(plan, value, *tensor_arguments)  # (B, H, T, d_h)
     return join_heads(out)
 
 
@@ -200,12 +203,12 @@ DIMENSIONS = {
 }
 
 
-def cut(x: Tensor, field: str, parts: Mapping[Dimension, slice]) -> Tensor:
+def cut_dimensions(x: Tensor, field: str, parts: Mapping[Dimension, slice]) -> Tensor:
     """Returns a part of a tensor, as a view.
 
     Args:
         x: The tensor of a term or of a normal form, or a gradient of this tensor.
-        field: The field that the tensor is in, a key of `DIMENSIONS`.
+        field: The field that the tensor is in. `DIMENSIONS` says what each of its dimensions is.
         parts: The part of each dimension. A dimension that is not in `parts` stays whole. A dimension of size 1 also
             stays whole, because all sentences, heads or rows share it.
     """
@@ -254,8 +257,8 @@ class Block(NamedTuple):
         """Returns the part of a tensor for the block's sentences, heads and tokens, as a view.
 
         Args:
-            x: A tensor of a term, for the whole batch; or the gradient of such a tensor.
-            field: The field of the term that the tensor is in, such as "query".
+            x: A tensor of a term, such as a query or a bias, for the whole batch; or the gradient of such a tensor.
+            field: The field of the term that the tensor is in, such as "query". It says what the dimensions are.
         """
         tokens = slice(0, self.length)
         parts = {
@@ -264,9 +267,12 @@ class Block(NamedTuple):
             Dimension.ROWS: tokens,
             Dimension.COLUMNS: tokens,
         }
-        if Dimension.DISTANCES in DIMENSIONS[field]:
-            parts[Dimension.DISTANCES] = find_distances(self.length, num_distances=x.size(3))
-        return cut(x, field, parts)
+        dimensions = DIMENSIONS[field]
+        if Dimension.DISTANCES in dimensions:
+            # The distances are those of the longest sentence. A block of shorter ones has only those in the middle.
+            num_distances = x.size(dimensions.index(Dimension.DISTANCES))
+            parts[Dimension.DISTANCES] = find_distances(self.length, num_distances)
+        return cut_dimensions(x, field, parts)
 
     def cut_tensors(self, tensors: Mapping[TensorName, Tensor]) -> dict[TensorName, Tensor]:
         """Returns the block's parts of the tensors of the terms, as views."""
@@ -292,7 +298,7 @@ class Tile(NamedTuple):
     """Some rows of a block, and the columns that they may see."""
 
     rows: slice
-    columns: slice
+    columns: slice  # begins at 0
 
     def cut(self, x: Tensor, field: str) -> Tensor:
         """Returns the part of a tensor for the tile's rows and columns, as a view.
@@ -301,7 +307,7 @@ class Tile(NamedTuple):
             x: A tensor of the block's normal form, or the gradient of such a tensor.
             field: The field of `NormalForm` that the tensor is in, such as "query".
         """
-        return cut(x, field, {Dimension.ROWS: self.rows, Dimension.COLUMNS: self.columns})
+        return cut_dimensions(x, field, {Dimension.ROWS: self.rows, Dimension.COLUMNS: self.columns})
 
     def cut_normal_form(self, normal: NormalForm) -> NormalForm:
         """Returns the parts of a block's normal form that the tile needs, as views."""
@@ -329,6 +335,8 @@ def split_range(total: int, size: int) -> list[slice]:
 def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits: bool, causal: bool) -> list[Block]:
     """Returns blocks that together contain every sentence and head once.
 
+    A block has some sentences and heads. Its logits are computed in tiles, each of which has some of the rows.
+
     Args:
         lengths: The length of each sentence in tokens.
         num_heads: H.
@@ -339,7 +347,7 @@ def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits
     # come after the last row of a tile are not computed.
     max_rows = CAUSAL_ROWS if causal else max(lengths)
     max_heads = count_heads_of_block(num_heads, torch.get_num_threads())
-    # If sentences share their logits, a block is sentences of one length: they share each tile of weights, too.
+    # Sentences of the same logits and of the same length also have the same weights, which are then computed once.
     divide = divide_by_length if has_shared_logits else divide_by_sentences
     return list(divide(lengths, num_heads, max_rows=max_rows, max_heads=max_heads, causal=causal))
 
@@ -371,12 +379,15 @@ def divide_by_sentences(
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
+    # A tile gets as many rows as fit. If there is room for more, it gets these rows of more sentences, and then of more
+    # heads. The numbers are those for the longest sentences, and are the same for all blocks.
     longest = max(lengths)
-    # A tile has ``longest * rows * sentences * heads`` logits. It gets as many rows as fit. If there is room for more,
-    # it gets the rows of more sentences, and then those of more heads.
-    rows = fit_into_tile(longest, limit=min(max_rows, longest))
-    sentences_of_block = fit_into_tile(longest * rows, limit=len(lengths))
-    heads_of_block = fit_into_tile(longest * rows * sentences_of_block, limit=max_heads)
+    logits_of_row = longest
+    rows = count_fitting(logits_of_row, limit=min(max_rows, longest))
+    logits_of_sentence = logits_of_row * rows
+    sentences_of_block = count_fitting(logits_of_sentence, limit=len(lengths))
+    logits_of_head = logits_of_sentence * sentences_of_block
+    heads_of_block = count_fitting(logits_of_head, limit=max_heads)
     for sentences in split_range(len(lengths), sentences_of_block):
         block_lengths = lengths[sentences]
         hidden = hide_padding(block_lengths)
@@ -413,10 +424,11 @@ def divide_by_length(
         num_sentences = len(list(equal_lengths))
         sentences = slice(first_sentence, first_sentence + num_sentences)
         first_sentence += num_sentences
-        # A tile has ``length * rows * heads`` logits. It gets as many rows as fit. If there is room for more, it gets
-        # the rows of more heads.
-        rows = fit_into_tile(length, limit=min(max_rows, length))
-        heads_of_block = fit_into_tile(length * rows, limit=max_heads)
+        # A tile gets as many rows as fit. If there is room for more, it gets these rows of more heads.
+        logits_of_row = length
+        rows = count_fitting(logits_of_row, limit=min(max_rows, length))
+        logits_of_head = logits_of_row * rows
+        heads_of_block = count_fitting(logits_of_head, limit=max_heads)
         for heads in split_range(num_heads, heads_of_block):
             yield Block(
                 sentences=sentences,
@@ -429,8 +441,8 @@ def divide_by_length(
             )
 
 
-def fit_into_tile(num_logits: int, limit: int) -> int:
-    """Returns how many times `num_logits` logits fit into a tile, which has at most `TILE`: from 1 to `limit`."""
+def count_fitting(num_logits: int, limit: int) -> int:
+    """Returns how many parts of `num_logits` logits fit into a tile of `TILE` logits; at least 1, at most `limit`."""
     return min(limit, max(1, TILE // num_logits))
 
 
@@ -545,13 +557,16 @@ def compute_block(
         tensors: The tensors of these terms, for the whole batch.
         value: The values of the whole batch, (B, H, T, d_h).
     """
-    block_terms = insert_tensors(bare_terms, block.cut_tensors(tensors))
-    # The logits of the block as ``query @ key^T + left (x) right + bias``, of which a tile takes its rows and columns.
+    block_tensors = block.cut_tensors(tensors)
+    block_terms = insert_tensors(bare_terms, block_tensors)
+    # The sum of the terms as ``query @ key^T + left (x) right + bias``, which takes less memory than the logits.
     normal = block.normal_form(block_terms)
     block_value = block.read(value)
     out = torch.empty_like(block_value)
     for tile in block.tiles():
-        weights = tile_weights(tile.cut_normal_form(normal), tile, block)
+        tile_normal = tile.cut_normal_form(normal)
+        weights = tile_weights(tile_normal, tile, block)
+        # All columns outside `Tile.columns` are hidden from all rows of the tile.
         visible_value = block_value[:, :, tile.columns]
         out[:, :, tile.rows] = torch.matmul(weights.to(value.dtype), visible_value)
     return out
@@ -601,16 +616,15 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     """
     num_heads = block.heads.stop - block.heads.start
     num_rows = tile.rows.stop - tile.rows.start
-    num_columns = tile.columns.stop
+    num_columns = tile.columns.stop  # The columns begin at 0.
     scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
-    # `NormalForm.total` computes products and sums into new memory. But it returns a bias that is the only part of the
-    # logits as it is. This may be a view of a parameter, which must not be masked.
-    is_only_a_bias = tile_normal.query is None and tile_normal.left is None
-    # Heads or rows that are alike are computed once. `expand` lets them share memory, but masks differ by row.
-    shares_heads_or_rows = scores.size(1) < num_heads or scores.size(2) < num_rows
-    if is_only_a_bias or shares_heads_or_rows:
-        return scores.expand(-1, num_heads, num_rows, -1).clone()
-    return scores
+    # A product is computed into new memory. A bias without a product may be a view of a parameter instead.
+    has_product = tile_normal.query is not None or tile_normal.left is not None
+    # Heads or rows that are alike are computed once. But masks differ by row, so each row needs memory of its own.
+    has_all_heads_and_rows = scores.size(1) == num_heads and scores.size(2) == num_rows
+    if has_product and has_all_heads_and_rows:
+        return scores
+    return scores.expand(-1, num_heads, num_rows, -1).clone()
 
 
 # ---- The backward pass. Gradients flow from the output to the normal form of a block, a tile at a time
@@ -630,7 +644,8 @@ def differentiate_blocks(
 ) -> Gradients:
     """Returns the gradients for the whole batch, computed block by block.
 
-    The gradient of a tensor is the sum of its gradients in all blocks.
+    Each row of the values is in one block, which writes its gradient. A tensor of a term may be in several blocks,
+    whose gradients are added up.
 
     Args:
         plan: How the call is divided into blocks, and the terms of S without their tensors.
@@ -638,21 +653,21 @@ def differentiate_blocks(
         value: V, (B, H, T, d_h).
         grad_out: The gradient of the output, (B, H, T, d_h).
     """
-    grad_value = empty_like_values(value, plan.blocks)
+    grad_value = empty_like_values(value, plan.blocks)  # 0 at padding, which is in no block
     grad_sums = {name: zeros_for_sum(tensors[name]) for name in plan.trained_names}
 
     def differentiate_one(block: Block) -> Gradients:
         """Runs in several threads."""
         return differentiate_block(block, plan, tensors, value, grad_out)
 
-    def add_one(block: Block, block_gradients: Gradients) -> None:
+    def write_and_add(block: Block, block_gradients: Gradients) -> None:
         """Runs in this thread, in the order of the blocks, so that the rounding of the sums is always the same."""
         block.write(grad_value, block_gradients.value)
         for name, block_grad in block_gradients.tensors.items():
-            block_sum = block.cut(grad_sums[name], name.field)  # a view of the sum
-            block_sum.add_(block_grad)
+            part_of_sum = block.cut(grad_sums[name], name.field)  # a view: adding to it changes the sum
+            part_of_sum.add_(block_grad)
 
-    compute_in_threads(differentiate_one, plan.blocks, take_result=add_one)
+    compute_in_threads(differentiate_one, plan.blocks, take_result=write_and_add)
     grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
     return Gradients(grad_value, grad_tensors)
 
@@ -662,6 +677,9 @@ def differentiate_block(
 ) -> Gradients:
     """Returns the gradients of a block's values, and of the block's parts of the tensors of the terms.
 
+    Gradients flow from the output to the block's normal form, ``query @ key^T + left (x) right + bias``, and from there
+    to the tensors of the terms.
+
     Args:
         block: Some sentences and heads of the batch.
         plan: The terms of the logits without their tensors, and which tensors need a gradient.
@@ -670,9 +688,9 @@ def differentiate_block(
         grad_out: The gradient of the output, of the same size.
     """
     recorded = record_normal_form(block, plan, tensors)
-    gradients = differentiate_tiles(block, recorded.normal, block.read(value), block.read(grad_out))
-    grad_tensors = differentiate_normal_form(recorded, gradients.tensors)
-    return Gradients(gradients.value, grad_tensors)
+    form_gradients = differentiate_tiles(block, recorded.normal, block.read(value), block.read(grad_out))
+    grad_tensors = differentiate_normal_form(recorded, form_gradients.normal)
+    return Gradients(form_gradients.value, grad_tensors)
 
 
 class RecordedNormalForm(NamedTuple):
@@ -683,7 +701,10 @@ class RecordedNormalForm(NamedTuple):
 
 
 def record_normal_form(block: Block, plan: Plan, tensors: Mapping[TensorName, Tensor]) -> RecordedNormalForm:
-    """Computes the normal form of a block as in the forward pass, and lets autograd record how.
+    """Computes the normal form of a block as in the forward pass, so that it can be differentiated.
+
+    Autograd records the computation from *leaves*, which are the block's parts of the tensors. The gradients of the
+    leaves are computed later, from the gradient of the normal form (`differentiate_normal_form`).
 
     Args:
         block: Some sentences and heads of the batch.
@@ -692,10 +713,11 @@ def record_normal_form(block: Block, plan: Plan, tensors: Mapping[TensorName, Te
     """
     leaves = {}
     for name, block_tensor in block.cut_tensors(tensors).items():
-        # A detached tensor is a leaf of a new graph: gradients that are computed in this graph end at the leaf.
+        # Gradients end at a detached tensor. They do not flow on to the computation that the tensor comes from.
         leaves[name] = block_tensor.detach().requires_grad_(name in plan.trained_names)
+    terms_of_leaves = insert_tensors(plan.bare_terms, leaves)
     with torch.enable_grad():
-        normal = block.normal_form(insert_tensors(plan.bare_terms, leaves))
+        normal = block.normal_form(terms_of_leaves)
     trained_leaves = {name: leaves[name] for name in plan.trained_names}
     return RecordedNormalForm(normal, trained_leaves)
 
@@ -723,28 +745,27 @@ class NormalFormGradients(NamedTuple):
     """The gradients of a block's values and of its normal form, ``query @ key^T + left (x) right + bias``."""
 
     value: Tensor  # laid out as `Block.read` returns the values
-    tensors: dict[str, Tensor]  # {field of `NormalForm`: its gradient}, for the fields that need one
+    normal: dict[str, Tensor]  # {field of `NormalForm`: its gradient}, for the fields that need one
 
 
 def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_out: Tensor) -> NormalFormGradients:
     """Returns the gradients of a block's values and of its normal form, computed tile by tile.
 
+    Both gradients are sums over the tiles.
+
     Args:
         block: Some sentences and heads of the batch.
-        normal: The normal form of the block. Those of its tensors that need a gradient have ``requires_grad``.
+        normal: The logits of the block, as ``query @ key^T + left (x) right + bias``. Those of its tensors that need a
+            gradient have ``requires_grad``.
         value: The block's values as `Block.read` returns them.
-        grad_out: The gradient of the block's output, laid out in the same way.
+        grad_out: The gradient of the block's output, of the same size.
     """
-    grad_value = grad_out.new_empty(grad_out.size())
-    grad_sums = {}
-    for field, tensor in normal.tensors().items():
-        if tensor.requires_grad:
-            grad_sums[field] = zeros_for_sum(tensor)
-
+    grad_value = grad_out.new_empty(value.size())
+    grad_sums = {field: zeros_for_sum(tensor) for field, tensor in normal.tensors().items() if tensor.requires_grad}
     tiles = block.tiles()
     last_tile = tiles[-1]
-    # The last tile comes first. It has all columns, even under the causal mask, so that it can fill `grad_value`, to
-    # which all other tiles add.
+    # The last tile comes first. It has all columns, even under the causal mask. So it can fill `grad_value`, which is
+    # not initialised, and all other tiles add to it.
     for tile in reversed(tiles):
         # The weights of the tile are computed again, because the forward pass has not kept them.
         recorded = record_weights(tile, block, normal)
@@ -762,23 +783,24 @@ class RecordedWeights(NamedTuple):
 
 
 def record_weights(tile: Tile, block: Block, normal: NormalForm) -> RecordedWeights:
-    """Computes the attention weights of a tile as in the forward pass, and lets autograd record how.
+    """Computes the attention weights of a tile as in the forward pass, so that they can be differentiated.
+
+    Autograd records the computation from *leaves*, which are the tile's parts of the normal form. The gradients of
+    ``trained_leaves`` are computed later, from the gradient of the weights (`add_normal_form_gradients`).
 
     Args:
         tile: Some rows of the block, and the columns that they see.
         block: Some sentences and heads of the batch.
-        normal: The normal form of the block.
+        normal: The logits of the block, as ``query @ key^T + left (x) right + bias``. Those of its tensors that need a
+            gradient have ``requires_grad``.
     """
     leaves = {}
-    trained_leaves = {}
     for field, tensor in normal.tensors().items():
-        # A detached tensor is a leaf of a new graph: gradients that are computed in this graph end at the leaf.
-        leaf = tile.cut(tensor, field).detach().requires_grad_(tensor.requires_grad)
-        leaves[field] = leaf
-        if tensor.requires_grad:
-            trained_leaves[field] = leaf
+        # Gradients end at a detached tensor. They do not flow on to the computation of the block's normal form.
+        leaves[field] = tile.cut(tensor, field).detach().requires_grad_(tensor.requires_grad)
     with torch.enable_grad():
         weights = tile_weights(NormalForm(**leaves), tile, block)
+    trained_leaves = {field: leaf for field, leaf in leaves.items() if leaf.requires_grad}
     return RecordedWeights(weights, trained_leaves)
 
 
@@ -788,17 +810,19 @@ def add_value_gradient(
     """Adds a tile's part of the gradient of the values, ``weights^T @ tile_grad_out``, to `grad_value` in place.
 
     Args:
-        grad_value: The gradient of the block's values, (sentences, heads, columns, features), in contiguous memory.
+        grad_value: The gradient of the block's values, (sentences, heads, length, features), in contiguous memory.
         weights: The attention weights of the tile, (sentences, heads, rows, columns).
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         tile: The tile, whose columns of `grad_value` are changed.
         overwrites: Whether the product replaces the content of `grad_value`, instead of being added to it.
     """
-    # torch multiplies lists of matrices in place, so sentences and heads become one dimension.
+    # Only torch's products of three-dimensional tensors, `bmm` and `baddbmm_`, write into existing memory. So sentences
+    # and heads become one dimension.
     weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3).flatten(0, 1)
     tile_grad_out = tile_grad_out.flatten(0, 1)
     sentences, heads, length, features = grad_value.size()
-    grad_of_columns = grad_value.view(sentences * heads, length, features)[:, tile.columns]
+    grad_of_tokens = grad_value.view(sentences * heads, length, features)
+    grad_of_columns = grad_of_tokens[:, tile.columns]  # a view: writing to it changes `grad_value`
     if overwrites:
         torch.bmm(weights_transposed, tile_grad_out, out=grad_of_columns)
     else:
@@ -812,11 +836,14 @@ def add_normal_form_gradients(
     value: Tensor,
     tile: Tile,
 ) -> None:
-    """Adds a tile's part of the gradients of the normal form to `grad_sums` in place.
+    """Adds a tile's part of the gradients of the block's normal form to `grad_sums` in place.
+
+    The normal form is ``query @ key^T + left (x) right + bias``. Gradients flow from the tile's output to its weights,
+    and from there to its parts of the normal form, which are `RecordedWeights.trained_leaves`.
 
     Args:
         grad_sums: {field of `NormalForm`: the sum of its gradients so far, for all rows of the block}.
-        recorded: The attention weights of the tile, and the parts of the normal form that they were computed from.
+        recorded: The attention weights of the tile. Autograd has recorded how they are computed from the leaves.
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         value: The values of the block, (sentences, heads, length, features).
         tile: The tile, whose rows and columns of the sums are changed.
@@ -826,8 +853,10 @@ def add_normal_form_gradients(
         return
     # The output is ``weights @ visible_value``, so the gradient of the weights is ``grad_out @ visible_value^T``.
     visible_value = value[:, :, tile.columns]
-    grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3)).to(recorded.weights.dtype)
+    grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3))
+    # The weights are in fp32 at least, even if the values are in half precision. Autograd wants the same type.
+    grad_weights = grad_weights.to(recorded.weights.dtype)
     grads = torch.autograd.grad(recorded.weights, list(leaves.values()), grad_weights)
     for field, grad in zip(leaves, grads, strict=True):
-        tile_sum = tile.cut(grad_sums[field], field)  # a view of the sum
-        tile_sum.add_(grad)
+        part_of_sum = tile.cut(grad_sums[field], field)  # a view: adding to it changes the sum
+        part_of_sum.add_(grad)
