@@ -374,17 +374,18 @@ def explain_unfit_task(match: re.Match[str], error: BaseException) -> str | None
     Such a task reads a flag that this kind of model does not have, so that omegaconf raises an error.
 
     Args:
-        match: unused; see `Message.line`.
+        match: not read; all functions in `MESSAGES` have this argument.
         error: omegaconf's error about the missing flag.
 
     Returns:
         the line, with the tasks that fit the model; or None if the error is about the config of another model.
     """
-    # If the error is about the configs of several kinds of model, the line names the first kind, but the tasks of all.
-    models = [model for model in model_classes() if is_about_config(model.config, str(error))]
-    if not models:
+    # The error tells only which config reads the flag. Several kinds of model may have a config that reads it.
+    possible_models = [model for model in model_classes() if is_about_config(model.config, str(error))]
+    if not possible_models:
         return None
-    return advise_task(models, f"does not fit {with_article(models[0].kind)}", error)
+    problem = f"does not fit {with_article(possible_models[0].kind)}"
+    return advise_task(possible_models, problem, error)
 
 
 def advise_task(models: list[type[SynthesizerModel]], problem: str, error: BaseException) -> str:
