@@ -54,18 +54,22 @@ def compose_in_hydra(compose, overrides):
 
 
 def test_groups_are_composed_once():
-    """Also after a change of a configuration that was returned; but anew for another schema by the same name."""
+    """Also after a change of a configuration that was returned; but anew for another schema by the same name.
+
+    A value that a later command sets to that of the first one is not left at the value of the command between them.
+    """
     hydra = mock.Mock(side_effect=HYDRA_COMPOSE)
     cached_compose = CachedCompose(hydra)
     first = compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=3"])
     first.task.source_lang = "xx"
     second = compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=4"])
+    third = compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=3"])
     assert hydra.call_count == 1
-    assert (first.optimization.max_update, second.optimization.max_update) == (3, 4)
+    assert [config.optimization.max_update for config in (first, second, third)] == [3, 4, 3]
     assert second.task.source_lang is None
     schemas = ConfigStore.instance().repo["task"]
     with mock.patch.dict(schemas, {"translation.yaml": copy.deepcopy(schemas["translation.yaml"])}):
-        compose_in_hydra(cached_compose, ["task=translation"])
+        compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=4"])
     assert hydra.call_count == 2
 
 
