@@ -47,7 +47,9 @@ for flag in ("--max-tokens", "--seed"):  # which scripts/train.sh sets itself
     position = RECIPE_FLAGS.index(flag)
     del RECIPE_FLAGS[position : position + 2]  # the flag and its value
 QUIET = ["--disable-validation", "--no-epoch-checkpoints"]
-UPDATES = 40  # some three epochs
+WITHOUT_DROPOUT = ["--dropout", "0"]  # dropout would make the losses depend on the number of processes
+UPDATES = 12  # of a training by forked processes
+SECONDS_TO_START = 300  # the longest time until fresh processes have imported torch and have begun a training
 
 
 def train_arguments(data, save, processes, max_update, *flags, timeout=600):
@@ -58,26 +60,43 @@ def train_arguments(data, save, processes, max_update, *flags, timeout=600):
     return list(map(str, argv))
 
 
-def start_training(*args, **kwargs):
-    """Starts scripts/train.sh with the arguments that `train_arguments` returns, and returns the process."""
-    return subprocess.Popen(
-        [str(ROOT / "scripts" / "train.sh"), *train_arguments(*args, **kwargs)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+@pytest.fixture
+def start_training():
+    """Provides a function that starts scripts/train.sh with the arguments that `train_arguments` returns.
+
+    It returns the process. After the test, all that is left of the training is killed.
+    """
+    processes = []
+
+    def start_training(*args, **kwargs):
+        command = [str(ROOT / "scripts" / "train.sh"), *train_arguments(*args, **kwargs)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": environment}
+        processes.append(subprocess.Popen(command, **options))
+        return processes[-1]
+
+    yield start_training
+    for process in processes:
+        if process.poll() is None:
+            kill_all(process)
+
+
+def kill_all(process):
+    """Kills scripts/train.sh, torchrun and the training processes, and waits until they have ended."""
+    for pid in [process.pid, *children(process.pid), *list_workers(process)]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
 
 
 def wait_for_end(process, code=0):
     """Waits until a process ends, and checks its exit code."""
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == code, output
 
 
-def training_command(data, save, processes, max_update, capsys):
-    """Returns the words of the command that scripts/train.sh would run; to be called in a dry run. No dropout."""
-    recipe.main(train_arguments(data, save, processes, max_update, "--dropout", "0"))
+def training_command(data, save, processes, max_update, capsys, flags=()):
+    """Returns the words of the command that scripts/train.sh would run; to be called in a dry run."""
+    recipe.main(train_arguments(data, save, processes, max_update, *flags))
     last_line = capsys.readouterr().out.splitlines()[-1]
     plus, *command = shlex.split(last_line)
     assert plus == "+"
@@ -108,14 +127,6 @@ def prepared(data, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(prepared, tmp_path_factory):
-    """The folder of a training by two processes that nothing interrupts."""
-    save = tmp_path_factory.mktemp("uninterrupted")
-    wait_for_end(start_training(prepared, save, 2, UPDATES))
-    return save
-
-
 def list_workers(process):
     """Returns the training processes of scripts/train.sh, which starts torchrun, which starts them."""
     pids = [pid for torchrun in children(process.pid) for pid in children(torchrun)]
@@ -129,67 +140,66 @@ def assert_same_losses(one, other, updates):
         assert float(other[update]) == pytest.approx(float(one[update]), abs=0.002), update
 
 
-@pytest.mark.ci
-def test_two_processes_take_the_steps_of_one(prepared, uninterrupted, tmp_path, dry_run, monkeypatch, capsys):
-    """A batch that two processes share gives the losses of the same batch in one process."""
-    program, *flags = training_command(prepared, tmp_path, 1, UPDATES, capsys)
-    assert program == "fairseq-train"
-    one = read_losses(run_cli(train.cli_main, *flags)[1])
-    monkeypatch.delenv("DRY_RUN")
-    wait_for_end(start_training(prepared, tmp_path / "two", 2, UPDATES, "--dropout", "0"))
-    two = read_losses((tmp_path / "two" / "train.log").read_text())
-    assert_same_losses(one, two, UPDATES)
-    assert two != read_losses((uninterrupted / "train.log").read_text())  # which has dropout
+def wait_for_first_update(process, log):
+    """Waits until a training has logged its first update, and returns its two processes."""
+    size_before = log.stat().st_size if log.exists() else 0
+    wait_for(lambda: log.exists() and "num_updates" in log.read_text()[size_before:], SECONDS_TO_START)
+    return list_workers(process)
 
 
-@pytest.mark.ci
-def test_killed_processes_resume(prepared, uninterrupted, tmp_path):
-    """A training that is killed in its second epoch and started again ends, bit for bit, as one that is not."""
-    flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1"]
-    process = start_training(prepared, tmp_path, 2, UPDATES, *flags)
-    wait_for(lambda: list(tmp_path.glob("checkpoint_2_*.pt")))
-    for pid in [*list_workers(process), *children(process.pid), process.pid]:
-        os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    _, updates = load_last(tmp_path)
-    assert updates < UPDATES
-    wait_for_end(start_training(prepared, tmp_path, 2, UPDATES, *flags))
-    assert "Loaded checkpoint" in (tmp_path / "train.log").read_text()
-    assert_same_weights(tmp_path, uninterrupted)
+def end_by_a_dead_process(process, save):
+    """Kills one of two processes in the second epoch, and checks that the other one and scripts/train.sh end, too.
 
-
-def wait_for_first_update(log):
-    wait_for(lambda: log.exists() and "num_updates" in log.read_text())
-
-
-@pytest.mark.ci
-def test_a_dead_peer_ends_the_run(prepared, tmp_path):
-    """Within a minute, and torchrun's report names the process that died."""
-    process = start_training(prepared, tmp_path, 2, 100000)
-    log = tmp_path / "train.log"
-    wait_for_first_update(log)
-    os.kill(list_workers(process)[1], signal.SIGKILL)
+    They end within a minute, and torchrun's report names the process that has died.
+    """
+    wait_for(lambda: list(save.glob("checkpoint_2_*.pt")), SECONDS_TO_START)
     begin = time.time()
+    os.kill(list_workers(process)[1], signal.SIGKILL)
     wait_for_end(process, code=1)
     assert time.time() - begin < 60
-    output = log.read_text()
+    output = (save / "train.log").read_text()
     assert re.search(r"exitcode *: -9", output)
     # the other process, if torchrun does not end it first, says in one line why it ends
     if "Traceback" in output and "[rank0]" in output:
         assert "another process of this run has ended or hangs" in output
 
 
-@pytest.mark.ci
-def test_a_hanging_peer_ends_the_run(prepared, tmp_path):
-    """After the --timeout."""
-    process = start_training(prepared, tmp_path, 2, 100000, timeout=5)
-    log = tmp_path / "train.log"
-    wait_for_first_update(log)
-    hanging = list_workers(process)[1]
+def end_by_a_hanging_process(process, save):
+    """Stops one of two processes, checks that the other one ends after the timeout, and kills all that is left."""
+    log = save / "train.log"
+    _, hanging = wait_for_first_update(process, log)
     os.kill(hanging, signal.SIGSTOP)
     wait_for(lambda: "not making progress in 5 seconds" in log.read_text() and list_workers(process) == [hanging])
-    os.kill(hanging, signal.SIGCONT)  # else torchrun waits 30 seconds for it before it kills it
-    wait_for_end(process, code=1)
+    kill_all(process)
+
+
+@pytest.mark.ci
+def test_two_processes_take_the_steps_of_one_whatever_ends_them(
+    prepared, start_training, tmp_path, dry_run, monkeypatch, capsys
+):
+    """A training by two processes is continued after one has died, and again after one has hung and all were killed.
+
+    In the end it has the losses of a training by one process. All this is one test, because a start of the processes,
+    which import torch and fairseq anew, takes longer than any training here.
+    """
+    save = tmp_path / "two"
+    flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1", *WITHOUT_DROPOUT]
+    monkeypatch.delenv("DRY_RUN")
+    end_by_a_dead_process(start_training(prepared, save, 2, 100000, *flags), save)
+    end_by_a_hanging_process(start_training(prepared, save, 2, 100000, *flags, timeout=5), save)
+    _, updates_before = load_last(save)
+    updates = updates_before + 6
+    wait_for_end(start_training(prepared, save, 2, updates, *flags))
+    log = (save / "train.log").read_text()
+    assert log.count("Loaded checkpoint") == 2  # the training has been continued twice, which the first process logs
+    _, updates_at_the_end = load_last(save)
+    assert updates_at_the_end == updates
+
+    monkeypatch.setenv("DRY_RUN", "1")
+    program, *arguments = training_command(prepared, tmp_path / "one", 1, updates, capsys, WITHOUT_DROPOUT)
+    assert program == "fairseq-train"
+    _, log_of_one = run_cli(train.cli_main, *arguments)
+    assert_same_losses(read_losses(log_of_one), read_losses(log), updates)
 
 
 def run_forked(command, log):
@@ -228,15 +238,22 @@ def run_forked(command, log):
 
 
 def test_two_forked_processes_take_the_steps_of_one(prepared, tmp_path, dry_run, capsys):
-    """The command of scripts/train.sh for two processes has the losses of one, also when it is interrupted."""
-    _, *flags = training_command(prepared, tmp_path / "one", 1, 12, capsys)
-    one = read_losses(run_cli(train.cli_main, *flags)[1])
-    two = run_forked(training_command(prepared, tmp_path / "two", 2, 12, capsys), tmp_path / "two.log")
-    assert_same_losses(one, two, 12)
+    """The command of scripts/train.sh for two processes has the losses of the command for one."""
+    _, *arguments = training_command(prepared, tmp_path / "one", 1, UPDATES, capsys, WITHOUT_DROPOUT)
+    _, log_of_one = run_cli(train.cli_main, *arguments)
+    command = training_command(prepared, tmp_path / "two", 2, UPDATES, capsys, WITHOUT_DROPOUT)
+    assert_same_losses(read_losses(log_of_one), run_forked(command, tmp_path / "two.log"), UPDATES)
+
+
+def test_two_forked_processes_continue_an_interrupted_training(prepared, tmp_path, dry_run, capsys):
+    """With dropout, too, the training ends, bit for bit, as one that is not interrupted."""
+    whole_command = training_command(prepared, tmp_path / "whole", 2, UPDATES, capsys)
+    whole = run_forked(whole_command, tmp_path / "whole.log")
     first = run_forked(training_command(prepared, tmp_path / "parts", 2, 7, capsys), tmp_path / "first.log")
-    last = run_forked(training_command(prepared, tmp_path / "parts", 2, 12, capsys), tmp_path / "last.log")
-    assert min(last) == 8 and {**first, **last} == two
-    assert_same_weights(tmp_path / "two", tmp_path / "parts")
+    last = run_forked(training_command(prepared, tmp_path / "parts", 2, UPDATES, capsys), tmp_path / "last.log")
+    assert min(last) == 8
+    assert {**first, **last} == whole
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_killed_at_any_moment(data, tmp_path):
