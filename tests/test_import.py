@@ -169,9 +169,9 @@ def test_loading_a_checkpoint_leaves_torch_load_alone(tmp_path):
     assert torch.load is torch_load
 
 
-# Trains in two spawned processes, as fairseq-train starts one process for each GPU.
+# Trains in this process and in a spawned one. fairseq-train spawns such a process for each GPU.
 SPAWN = """
-import sys, torch
+import signal, torch
 from fairseq import distributed_utils, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli.train import main
@@ -180,8 +180,13 @@ if __name__ == "__main__":
     args = options.parse_args_and_arch(options.get_training_parser())
     cfg = convert_namespace_to_omegaconf(args)
     cfg.distributed_training.distributed_world_size = 2
-    cfg.distributed_training.distributed_rank = None  # each worker has its own
-    torch.multiprocessing.spawn(distributed_utils.distributed_main, (main, cfg, {"start_rank": 0}), nprocs=2)
+    cfg.distributed_training.distributed_rank = None  # each process has its own
+    signal.alarm(240)  # ends this process, which would wait for half an hour if the spawned one has failed
+    spawned = torch.multiprocessing.spawn(
+        distributed_utils.distributed_main, (main, cfg, {"start_rank": 1}), nprocs=1, join=False
+    )
+    distributed_utils.distributed_main(0, main, cfg, {"start_rank": 0})
+    spawned.join()
 """
 
 
@@ -196,10 +201,7 @@ def test_spawned_workers_have_the_plugin(data, tmp_path):
     argv += NO_THREAD
     argv += ["--distributed-init-method", f"file://{tmp_path}/store"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, tmp_path / "spawn.py", *argv]
-    process = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240
-    )
+    process = warm.run([tmp_path / "spawn.py", *argv], cwd=tmp_path, env=environment)
     assert process.returncode == 0, process.stderr
     assert (tmp_path / "s" / "checkpoint_last.pt").exists()
 
