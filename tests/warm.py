@@ -4,10 +4,12 @@ A fresh interpreter needs about six seconds of CPU time to import torch and fair
 programs. `run` therefore asks a server (warm_server.py) for a process: the server has imported torch and fairseq, but
 nothing of this project, and forks itself for each request.
 
-A warm process differs from a fresh one in what happens before and during these imports. A test passes ``fresh=True``
-if it is about the locale, about environment variables that Python, torch or fairseq read when they start, about the
-order of imports, or about what a program does *not* import. All warm processes also share one seed for the hashes of
-strings, so that only fresh ones show a result that depends on the order of a set.
+A warm process differs from a fresh one in what happens before and during these imports, and it does not free its
+memory at its end. A test passes ``fresh=True`` if it is about the locale, about environment variables that Python,
+torch or fairseq read when they start, about the order of imports, or about what a program does *not* import. Triton is
+imported, too, so that a program that runs kernels in Triton's interpreter also needs a fresh process. All warm
+processes also share one seed for the hashes of strings, so that only fresh ones show a result that depends on the order
+of a set.
 """
 
 import json
@@ -88,7 +90,9 @@ class Server:
     def start(self):
         """Starts the server. Requests can be sent at once, and torch is imported only at the first request."""
         address = os.path.join(self.folder.name, "socket")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        # Triton reads TRITON_INTERPRET when it is imported, and the programs compile kernels
+        left_out = ("PYTHONPATH", "TRITON_INTERPRET")
+        environment = {name: value for name, value in os.environ.items() if name not in left_out}
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()

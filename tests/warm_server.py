@@ -2,9 +2,11 @@
 
 For each request, the server forks a process. This process takes over the arguments, the working folder, the
 environment variables and the standard files of the request. Then it runs ``-c CODE``, ``-m MODULE`` or a script as
-``__main__``, and ends as any interpreter does.
+``__main__``. It ends as any interpreter does, but without freeing its memory: this would take a second, in which it
+would copy the memory that it shares with the server.
 """
 
+import atexit
 import gc
 import json
 import logging
@@ -15,6 +17,7 @@ import runpy
 import select
 import socket
 import sys
+import threading
 import types
 from typing import NamedTuple
 
@@ -34,7 +37,7 @@ def main():
 
     There are three kinds of processes. The server forks a waiting process for each request, and goes on with the next
     request. The waiting process forks the program, waits for its end and reports its exit status. In the program, this
-    function returns when the program is done.
+    function does not return.
     """
     listener = socket.socket(fileno=int(sys.argv[1]))
     while wait_for_request(listener):
@@ -48,8 +51,7 @@ def main():
             if is_program:
                 listener.close()
                 connection.close()
-                run_program(request)
-                return
+                run_program_and_exit(request)
             close_files(request)
             report_end(program, connection)
         close_files(request)
@@ -111,13 +113,49 @@ def report_end(program, connection):
 
 
 def import_torch_and_fairseq():
-    """Imports torch and fairseq if this is the first request, without fairseq's messages about optional packages."""
+    """Imports torch and fairseq if this is the first request, without fairseq's messages about optional packages.
+
+    With torch comes the part that each training imports when it makes an optimizer, which takes three seconds. It also
+    imports Triton, without its interpreter; see `warm.Server`.
+    """
     if "fairseq" not in sys.modules:
         logging.disable(logging.INFO)
         import fairseq.models.transformer  # noqa: F401
+        import torch._dynamo  # noqa: F401
 
         logging.disable(logging.NOTSET)
         gc.freeze()  # no forked process needs to look through these objects
+
+
+def run_program_and_exit(request):
+    """Runs the program of the request, and ends this process with the exit status of the program.
+
+    Like an interpreter, it shows an error by sys.excepthook, waits for other threads, and calls what is registered with
+    atexit.
+    """
+    try:
+        run_program(request)
+        status = 0
+    except SystemExit as exit:
+        status = find_exit_status(exit.code)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def find_exit_status(code):
+    """Returns the exit status for the argument of sys.exit. A text is an error message, which is printed."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
 
 
 def run_program(request):
