@@ -210,6 +210,25 @@ def choose_lengths(lengths, spec, masks):
     return lengths[first :: len(MASKS)]
 
 
+def is_chosen(spec, masks):
+    """Returns whether --all tests some functions under a kind of masks.
+
+    The kernels add up the summands of the logits one by one, and hide columns and rows afterwards. So a summand and a
+    mask do not interact: each has to be tested with the kernels for short and for long sentences, but not each pair.
+
+    - `MIXED`, which has all summands, is tested under all masks.
+    - A single function is tested with padding and without, under one of two kinds of masks each. Its gradients are not
+      summed with those of other functions.
+    - Any other mixture is tested under one kind of masks, another one than the mixture before it.
+    """
+    number = SPECS.index(spec) if spec in SPECS else 0
+    if spec == MIXED:
+        return True
+    if spec in NAMES:
+        return masks in (["none", "padded"], ["causal", "left"])[number % 2]
+    return masks == MASKS[number % len(MASKS)]
+
+
 def is_supported(spec):
     """Returns whether the kernels compute these functions. vanilla alone is left to torch's fused attention."""
     return spec != "vanilla"

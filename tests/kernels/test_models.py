@@ -1,6 +1,7 @@
 """Whole models give the same results with the kernels as without them, whatever a model is used for.
 
-Triton's interpreter runs the kernels. By default a few cases run; ``--kernels`` runs every variant in every case.
+Triton's interpreter runs the kernels. By default a few cases run; ``--all`` runs every variant and every case, and
+``--kernels`` every variant in every case.
 """
 
 import copy
@@ -119,15 +120,27 @@ def checkpointing(spec, kind):
 CASES = [training, evaluation, quantisation_noise, hooks, generation, checkpointing]
 # The interpreter takes long. These two read the projections in both ways, in training and in evaluation.
 BY_DEFAULT = {("random+vanilla", evaluation), (GROUPS, quantisation_noise)}
+# With --all, these run in all cases. They have the kinds of terms that a case may change: projections and parameters.
+IN_ALL_CASES = ("random+vanilla", GROUPS)
+
+
+def is_chosen(spec, case):
+    """Returns whether --all runs a variant in a case: training, and of the others another one than the spec before."""
+    _, *other_cases = CASES
+    other_case = other_cases[SPECS.index(spec) % len(other_cases)]
+    return spec in IN_ALL_CASES or case in (training, other_case)
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("spec", SPECS)
 def test_translation_is_the_same_with_the_kernels(spec, case, request, monkeypatch):
-    is_default = (spec, case) in BY_DEFAULT
-    if not (is_default or request.config.getoption("--kernels") or request.config.getoption("--all")):
+    runs_all = request.config.getoption("--kernels")
+    runs_chosen = request.config.getoption("--all") and is_chosen(spec, case)
+    if not ((spec, case) in BY_DEFAULT or runs_all or runs_chosen):
         pytest.skip("takes long without a GPU: --kernels")
-    if case is not training:  # one case shows that the comparison changes no result
+    # one case shows that the comparison changes no result
+    is_compared = case is training and (runs_all or spec in IN_ALL_CASES)
+    if not is_compared:
         skip_comparison(monkeypatch)
     model = case(spec, "translation")
     check_model(model, monkeypatch, with_gradients=case is not generation)
@@ -140,8 +153,10 @@ def test_translation_is_the_same_with_the_kernels(spec, case, request, monkeypat
 @pytest.mark.parametrize("kind", ["language_model", "encoder"])
 @pytest.mark.parametrize("spec", ["random+vanilla", "factorized_dense", GROUPS])
 def test_other_models_are_the_same_with_the_kernels(spec, kind, case, request, monkeypatch):
-    is_chosen = request.config.getoption("--all") and spec == GROUPS
-    if not (is_chosen or request.config.getoption("--kernels")):
+    """With --all, each case runs with one of the two kinds of models, as their attention is the same."""
+    cases_of_kind = {"language_model": CASES[::2], "encoder": CASES[1::2]}[kind]
+    runs_chosen = request.config.getoption("--all") and spec == GROUPS and case in cases_of_kind
+    if not (runs_chosen or request.config.getoption("--kernels")):
         pytest.skip("takes long without a GPU: --kernels")
     skip_comparison(monkeypatch)
     model = case(spec, kind)

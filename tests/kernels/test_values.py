@@ -15,6 +15,7 @@ from kernel_calls import (
     check_kernels,
     choose_lengths,
     inputs_of_length,
+    is_chosen,
     is_supported,
     make_logits,
     make_padding,
@@ -51,16 +52,24 @@ def skip_unsupported(spec):
         pytest.skip("torch's fused attention")
 
 
+def skip_unless_chosen(spec, masks, all_lengths):
+    """Skips a test of functions under masks that only --kernels tests together; see `is_chosen`."""
+    skip_unsupported(spec)
+    if not (all_lengths or is_chosen(spec, masks)):
+        pytest.skip("these masks are tested with other functions: --kernels")
+
+
 @interpreted
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
 def test_short_sentences_equal_the_plain_computation(spec, masks, all_lengths, monkeypatch):
     """In the output, and in the gradients of the input and of every parameter."""
-    skip_unsupported(spec)
+    skip_unless_chosen(spec, masks, all_lengths)
+    sentences = 3 if all_lengths or spec == MIXED else 2  # the third one is nothing but padding
     lengths = choose_lengths([1, 7, 16, 33, 64], spec, masks) if all_lengths else [7]
     for length in lengths:
         plan_short_sentences(monkeypatch, True)
-        check_kernels(spec, length, masks, monkeypatch)
+        check_kernels(spec, length, masks, monkeypatch, sentences=sentences)
 
 
 @interpreted
@@ -68,7 +77,7 @@ def test_short_sentences_equal_the_plain_computation(spec, masks, all_lengths, m
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
 def test_long_sentences_equal_the_plain_computation(spec, masks, all_lengths, monkeypatch):
     """With tiles that are so small that a few words have many of them, some of which are not full."""
-    skip_unsupported(spec)
+    skip_unless_chosen(spec, masks, all_lengths)
     if spec == MIXED and masks in ("none", "left"):
         pytest.skip("five functions take the interpreter minutes; the paper mixes two")
 
@@ -95,20 +104,26 @@ def test_long_sentences_equal_the_plain_computation(spec, masks, all_lengths, mo
 def test_sentences_of_many_tiles_equal_the_plain_computation(
     spec, length_with_padding, length_with_causal_mask, all_lengths, monkeypatch
 ):
-    """The tiles have the sizes that they have on a GPU."""
-    if not all_lengths and spec != "random+vanilla":
-        pytest.skip("takes half a minute: --kernels")
+    """The tiles have the sizes that they have on a GPU. A sentence of 130 tokens has three in each direction."""
+    if not all_lengths:
+        if spec != "random+vanilla":
+            pytest.skip("takes half a minute: --kernels")
+        for masks in ("padded", "causal"):
+            check_kernels(spec, 130, masks, monkeypatch, max_length=140, sentences=2)
+        return
     check_kernels(spec, length_with_padding, "padded", monkeypatch, max_length=260)
     check_kernels(spec, length_with_causal_mask, "causal", monkeypatch, max_length=260)
 
 
 @interpreted
 @pytest.mark.parametrize("width", [1, 8, 40, 64, 72])
-def test_heads_of_any_width_equal_the_plain_computation(width, monkeypatch):
+def test_heads_of_any_width_equal_the_plain_computation(width, all_lengths, monkeypatch):
+    """In a mixture, and in functions alone. Of these, random has no other width than that of the values."""
     mixture = "dense+vanilla" if width > 64 else MIXED
-    for spec in [mixture, *NAMES]:
+    names = NAMES if all_lengths else ["random"]
+    for spec in [mixture, *names]:
         if is_supported(spec):
-            check_kernels(spec, 6, "padded", monkeypatch, width)
+            check_kernels(spec, 6, "padded", monkeypatch, width, sentences=2)
 
 
 @interpreted
