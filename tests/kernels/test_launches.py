@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -617,10 +616,12 @@ def test_a_block_launches_as_few_kernels_of_a_gpu_as_the_page_says(name, monkeyp
 
 
 def run_gpu_benchmark(*arguments):
-    """Runs benchmarks/gpu.py with sizes of a few words, and returns its CompletedProcess."""
-    command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--dry", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True)
+    """Runs benchmarks/gpu.py with sizes of a few words, and returns its CompletedProcess.
+
+    Only the processes that it starts run kernels, so that it may be a warm process itself.
+    """
+    environment = {**os.environ, "PYTHONPATH": ROOT}
+    return warm.run([ROOT / "benchmarks" / "gpu.py", "--dry", *arguments], env=environment)
 
 
 @interpreted
