@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import copy
+import functools
 import itertools
 import re
 import sys
@@ -179,9 +180,10 @@ def test_a_training_step_reads_no_more_values_than_fairseq(spec, monkeypatch):
 
 @pytest.mark.ci
 def test_a_compiled_model_has_the_same_output_and_gradients():
-    """By torch.compile, with two mixtures in the encoder and in the decoder."""
-    layers = "random+vanilla,dense+factorized_dense"
-    model = perturb(make_model(dropout=0.0, encoder_synthesizer=layers, decoder_synthesizer=layers)).train()
+    """By torch.compile, with a layer in the encoder and another one in the decoder, as compiling takes long."""
+    sizes = {"encoder_layers": 1, "decoder_layers": 1}
+    functions = {"encoder_synthesizer": "random+vanilla", "decoder_synthesizer": "dense+factorized_dense"}
+    model = perturb(make_model(dropout=0.0, **sizes, **functions)).train()
     source = pad_batch(SOURCES, left=True)
     target = pad_batch(TARGETS, left=False)
 
@@ -572,12 +574,25 @@ def has_max_length(spec):
     return any(synthesizers.SYNTHESIZERS[name].has_max_length for name in spec.split("+"))
 
 
-def build(arch, dictionary_size=4, **flags):
-    """Returns a model with the defaults of the command line, whose weights take no memory and have no values."""
+@functools.cache
+def make_parser(model):
+    """Returns a parser of the flags of a class of models."""
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
-    ARCH_MODEL_REGISTRY[arch].add_args(parser)
+    model.add_args(parser)
+    return parser
+
+
+def read_flags(arch, **flags):
+    """Returns the flags of a model with the defaults of the command line, after its preset has filled them in."""
+    parser = make_parser(ARCH_MODEL_REGISTRY[arch])
     args = parser.parse_args([], argparse.Namespace(arch=arch, **flags))
     ARCH_CONFIG_REGISTRY[arch](args)
+    return args
+
+
+def build(arch, dictionary_size=4, **flags):
+    """Returns a model with the defaults of the command line, whose weights take no memory and have no values."""
+    args = read_flags(arch, **flags)
     with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
         # the initialization of RoBERTa reads values
         patch.setattr(fairseq.models.roberta.model, "init_bert_params", lambda module: None)
@@ -594,21 +609,62 @@ def list_stacks(model):
     return stacks
 
 
+class Architecture(NamedTuple):
+    """What the name of an architecture with a Synthesizer consists of."""
+
+    model: str
+    spec: str
+    preset: str
+
+    def name(self):
+        return architecture_name(self.model, self.spec, self.preset)
+
+
 def list_architectures():
-    """Returns (kind of model, spec, preset) of every architecture with a Synthesizer."""
+    """Returns every `Architecture` of this project."""
     architectures = []
     for model, (_, presets) in MODELS.items():
-        architectures += itertools.product([model], VARIANTS, presets)
+        for spec, preset in itertools.product(VARIANTS, presets):
+            architectures.append(Architecture(model, spec, preset))
     return architectures
 
 
-@pytest.mark.parametrize("model, spec, preset", list_architectures())
-def test_every_architecture_has_its_functions_and_the_sizes_of_its_preset(model, spec, preset):
+def list_architectures_to_build():
+    """Returns a quarter of the architectures, in which each preset has several variants and each variant a preset.
+
+    A variant and a preset set flags that have nothing to do with each other.
+    """
+    chosen = []
+    for architecture in list_architectures():
+        presets = list(MODELS[architecture.model].presets)
+        place = VARIANTS.index(architecture.spec) + presets.index(architecture.preset)
+        if place % 4 == 0:
+            chosen.append(architecture)
+    return chosen
+
+
+@pytest.mark.parametrize("architecture", list_architectures(), ids=Architecture.name)
+def test_every_architecture_has_the_flags_of_its_functions_and_of_its_preset(architecture):
+    sizes = SIZES[architecture.preset]
+    flags = vars(read_flags(architecture.name()))
+    for stack in MODELS[architecture.model].model.stacks:
+        assert flags[f"{stack}_synthesizer"] == architecture.spec
+        assert flags[f"{stack}_layers"] == sizes.layers
+        assert flags[f"{stack}_embed_dim"] == sizes.width
+        assert flags[f"{stack}_ffn_embed_dim"] == sizes.feed_forward_width
+        assert flags[f"{stack}_attention_heads"] == sizes.heads
+    default_max_length = 256
+    assert flags.get("synth_max_length", default_max_length) == sizes.max_length
+
+
+@pytest.mark.parametrize("architecture", list_architectures_to_build(), ids=Architecture.name)
+def test_an_architecture_has_its_functions_and_the_sizes_of_its_preset(architecture):
+    model, spec, preset = architecture
     sizes = SIZES[preset]
     dictionary_size = 60010 if preset == "wiki103" else 4  # adaptive softmax has clusters of 20,000 and 40,000
     fairseqs_max_positions = sizes.max_length if model == "roberta_synth" else 1024
     max_positions = sizes.max_length if has_max_length(spec) else fairseqs_max_positions
-    for stack in list_stacks(build(architecture_name(model, spec, preset), dictionary_size)):
+    for stack in list_stacks(build(architecture.name(), dictionary_size)):
         assert len(stack.layers) == sizes.layers
         assert stack.layers[0].fc1.weight.shape == (sizes.feed_forward_width, sizes.width)
         assert stack.max_positions() == max_positions
