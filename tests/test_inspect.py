@@ -1,6 +1,7 @@
 """python -m fairseq_synth.inspect: its measures by hand, its hooks against plain computations, its command line."""
 
 import argparse
+import copy
 import json
 import math
 import re
@@ -435,7 +436,7 @@ def test_loss_and_bleu_by_length(trained, data, tmp_path):
     (figures,) = read_figures(out).values()
     assert not {"sentences", "layers", "removal"} & set(figures)
     assert "gradient" not in figures["attentions"]["encoder.self.0"]
-    assert "lengths" in draw_pictures({"model": figures})
+    assert "lengths" in list_pictures({"model": figures})
 
     lengths = count_target_tokens(data / "test.de") + count_target_tokens(data / "long.de")
     lengths_by_range = {
@@ -543,9 +544,9 @@ def test_one_part_alone_has_its_figures_and_pictures_and_no_others(part, key, na
     (figures,) = read_figures(tmp_path / "out").values()
     assert {"sentences", "layers", "removal", "words", "lengths"} & set(figures) == {key}
     assert figures["loss"] > 0
-    drawn_names = draw_pictures({"model": figures})
-    assert names <= drawn_names
-    assert ("singular-values" in drawn_names) == (part == "attention")
+    names_of_pictures = list_pictures({"model": figures})
+    assert names <= names_of_pictures
+    assert ("singular-values" in names_of_pictures) == (part == "attention")
 
 
 def make_up_figures(layers, heads):
@@ -615,6 +616,18 @@ def test_a_sentence_is_drawn_if_all_models_have_read_it_at_any_place_of_their_li
     (picture,) = drawn_sentences
     matrices = [np.asarray(axes.images[0].get_array()) for axes in picture.draw().axes]
     assert [matrix.max() for matrix in matrices] == [200, 300]
+
+
+def list_pictures(figures_by_model):
+    """Returns the names of all pictures that there are figures for, and checks that each shows something.
+
+    None is drawn, as matplotlib takes a second for each. `draw_pictures` shows that it can draw them all.
+    """
+    names = set()
+    for picture in pictures.pictures(figures_by_model):
+        assert any(panel.calls for panel in picture.panels if panel is not None)
+        names.add(picture.name)
+    return names
 
 
 def draw_pictures(figures_by_model):
@@ -704,21 +717,14 @@ def test_only_a_mixture_has_alpha_which_sums_to_1(figures_of_both):
     assert alpha["random"][0] + alpha["vanilla"][0] == pytest.approx(1, abs=1e-3)
 
 
-def keep_figures_of_heads(figures):
-    """Returns a copy of the figures of a model that gives few pictures, as drawing each takes a second."""
-    attentions = {}
-    for name, attention in figures["attentions"].items():
-        attentions[name] = {key: value for key, value in attention.items() if key not in ("histograms", "pattern")}
-    return {"attentions": attentions}
-
-
-def test_models_with_different_heads_have_a_picture_of_the_heads_each(figures_of_both, tmp_path):
-    few_figures = {label: keep_figures_of_heads(figures) for label, figures in figures_of_both.items()}
-    pictures.save(few_figures, tmp_path)
-    few_figures[f"{STOCK}-checkpoint_last"]["attentions"]["decoder.self.1"]["heads"] = 3
-    pictures.save(few_figures, tmp_path)
-    names = {path.stem for path in tmp_path.glob("*.png")}
-    assert names >= {"heads", "alpha", *(f"{label}-heads" for label in figures_of_both)}
+def test_models_with_different_heads_have_a_picture_of_the_heads_each(figures_of_both):
+    figures = copy.deepcopy(figures_of_both)
+    names = {picture.name for picture in pictures.titled_pictures(figures)}
+    assert names >= {"heads.png", "alpha.png"}
+    figures[f"{STOCK}-checkpoint_last"]["attentions"]["decoder.self.1"]["heads"] = 3
+    names = {picture.name for picture in pictures.titled_pictures(figures)}
+    assert names >= {f"{label}-heads.png" for label in figures}
+    assert "heads.png" not in names
 
 
 # ---- errors while the command measures
