@@ -1,5 +1,6 @@
 """Which kernels are launched, and how they are compiled, for GPUs that are not there."""
 
+import argparse
 import json
 import os
 import re
@@ -624,10 +625,26 @@ def run_gpu_benchmark(*arguments):
     return warm.run([ROOT / "benchmarks" / "gpu.py", "--dry", *arguments], env=environment)
 
 
+@pytest.mark.parametrize("part", ["tests", "tests-kernels"])
+def test_a_part_with_tests_of_the_gpu_benchmark_names_tests_that_there_are(part, monkeypatch):
+    """With --dry it runs a single one, which it names."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu
+
+    command = gpu.list_test_commands(argparse.Namespace(dry=True, device="cpu"))[part]
+    paths = [ROOT / word for word in command if word.startswith("tests/")]
+    files = []
+    for path in paths:
+        files += path.rglob("test_*.py") if path.is_dir() else [path]
+    name = command[-1].removeprefix("-k=")
+    assert any(f"def {name}(" in file.read_text() for file in files)
+
+
 @interpreted
 def test_each_part_of_the_gpu_benchmark_leaves_a_result_which_a_second_call_keeps(tmp_path):
     """One part of each kind but the steps, which take the interpreter many minutes."""
-    arguments = ["--parts", "tests", "correct", "backend", "causal-mixed", "generate-simple", "--out", tmp_path]
+    parts = ["tests-kernels", "correct", "backend", "causal-mixed+kernels", "generate-simple"]
+    arguments = ["--parts", *parts, "--out", tmp_path]
     first = run_gpu_benchmark(*arguments)
     assert first.returncode == 0, first.stderr
     assert f"{sys.executable} benchmarks/gpu.py --correctness" in first.stdout
