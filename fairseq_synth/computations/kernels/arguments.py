@@ -30,7 +30,7 @@ SHARED_TENSORS = ("dense_key", "bias_row", "matrix")
 
 
 class CallTensors(NamedTuple):
-    """The tensors of a call as the kernels read them, or the gradients of these tensors. None: there is no such tensor.
+    """The tensors of a call as the kernels read them, or their gradients or types. None: there is no such tensor.
 
     The sizes are T tokens, B sentences, H heads and M weights.
     """
