@@ -333,13 +333,13 @@ def allocate_gradients(plan: Plan, inputs: CallTensors) -> CallTensors:
     return CallTensors(**gradients)
 
 
-def allocate_sums(plan: Plan, device: torch.device) -> PartialSums:
-    """Returns memory in fp32 for the partial sums of a backward pass."""
+def allocate_sums(plan: Plan, out_gradient: Tensor) -> PartialSums:
+    """Returns memory in fp32 for the partial sums of a backward pass, on the device of the output's gradient."""
     sizes = plan.launches.memory
     if not sizes:
         return PartialSums()
     # A single allocation is divided. The kernels rely on sums that lie side by side (`launches.repeat_for_groups`).
-    memory = torch.empty(sum(sizes.values()), dtype=torch.float32, device=device)
+    memory = out_gradient.new_empty(sum(sizes.values()), dtype=torch.float32)
     pieces = memory.split_with_sizes(list(sizes.values()))  # `split` would be much slower
     return PartialSums(**dict(zip(sizes, pieces)))
 
@@ -396,7 +396,7 @@ class KernelAttention(torch.autograd.Function):
         out_gradient, out, lse, hidden, seed, *inputs = align_memory([out_gradient.contiguous(), *ctx.saved_tensors])
         call_tensors = CallTensors(*inputs)
         gradients = allocate_gradients(plan, call_tensors)
-        partial_sums = allocate_sums(plan, out_gradient.device)
+        partial_sums = allocate_sums(plan, out_gradient)
         kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.layout.query_width > 0)
         tensors = find_backward_tensors(kernel_tensors, out, lse, out_gradient, gradients, partial_sums)
         for launch in plan.launches.backward:

@@ -98,7 +98,8 @@ class Copies:
         base = x._base  # the tensor that x is a view of, or None
         if base is None:
             return self.find_or_make_leaf(role, x).copy
-        # Below, the copy of x gets the strides of x. They fit the copy of the base if both are contiguous.
+        # Below, the copy of x gets the strides of x. The copy of a base that is not contiguous may have other strides
+        # than the base, and x would lie elsewhere in it.
         strides_fit = base.is_contiguous()
         # If x is a view of ``base.detach()``, its gradient is no part of the gradient of the base.
         has_gradient_of_base = x.requires_grad == base.requires_grad

@@ -103,23 +103,23 @@ class Layout(NamedTuple):
     def kind(self) -> "Layout":
         """Returns the kind of the call. Only the first call of each kind is compared with the definition.
 
-        Calls with the same compiled kernels have the same kind. So the kind is this layout, in which
+        All calls of a kind have the same compiled kernels. The kind is a layout whose fields are
 
-        - the length is replaced by the size of a tile
-        - the width of the left factor is replaced by `FACTOR_BLOCK`, the size of a block for either factor
-        - numbers for which no kernel is compiled are 0
-
-        Everything else is the same in all batches of a model, or the kernels are compiled for it.
+        - 0 if no kernel is compiled for them, such as the number of sentences
+        - rounded if the kernels are compiled for a rounded size, as the length
+        - unchanged if the kernels are compiled for them, or if they are the same in all batches of a model, as the
+          width of the right factor
         """
-        # A tile has a power of two of rows and columns, up to 64. The number 128 stands for all sentences above 64
-        # tokens, which have several tiles.
-        length_of_kind = min(power_of_2(self.length), 128)
-        factor_block = 0
+        # A tile is as large as the sentence, rounded up to a power of two, but not larger than 64. So any sentence of
+        # more than 64 tokens has the same tiles. All of them have the length 128 here.
+        rounded_length = min(power_of_2(self.length), 128)
+        # Either factor of the outer product has to fit into a block, which therefore grows with the sentence.
+        size_of_factor_block = 0
         if self.right_width > 0:
-            factor_block = power_of_2(width_of_factors(self))  # grows with the sentence
+            size_of_factor_block = power_of_2(width_of_factors(self))
         return self._replace(
-            length=length_of_kind,
-            left_width=factor_block,
+            length=rounded_length,
+            left_width=size_of_factor_block,  # in place of the width, for which no kernel is compiled
             bsz=0,
             dense_key_rows=0,
             bias_row_columns=0,  # `dtypes` says whether there is a bias_row, and whether there is a matrix
@@ -490,6 +490,8 @@ def plan_group_sums(
 ) -> GroupSums:
     """Returns how a kernel sums the gradients that are wanted over groups of sentences.
 
+    The larger the groups, the less memory the sums need. But there have to be enough groups to keep a GPU busy.
+
     Args:
         layout: The layout.
         tiles_per_head: How many programs of the kernel compute a head in a group.
@@ -497,17 +499,17 @@ def plan_group_sums(
         summands: The summands whose weights have gradients that the kernel can sum.
     """
     sizes_in_group = measure_sums(layout, shared_tensors)
-    # Queries and keys belong to one sentence. Everything else is summed over all sentences.
-    has_sums = bool(sizes_in_group)
-    has_weights_of_shared = any(summand != "product" for summand in list_wanted_weights(layout, summands))
-    if has_sums or has_weights_of_shared:
-        max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
+    weighted_summands = list_wanted_weights(layout, summands)
+    # Sentences share no queries and keys. If a kernel has only these, larger groups would save nothing.
+    has_only_queries_and_keys = not sizes_in_group and set(weighted_summands) <= {"product"}
+    if has_only_queries_and_keys:
+        max_groups = layout.bsz
     else:
-        max_groups = layout.bsz  # larger groups would save nothing
+        max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
     groups = divide_sentences(layout.bsz, max_groups)
-    num_programs_of_head = groups.num_groups * tiles_per_head
+    programs_per_head = groups.num_groups * tiles_per_head
     memory_of_sums = repeat_for_groups(sizes_in_group, groups.num_groups)
-    memory_of_parts = measure_parts(layout, summands, num_parts=num_programs_of_head)
+    memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
     return GroupSums(
         groups=groups,
         tiles_per_head=tiles_per_head,
