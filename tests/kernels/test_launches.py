@@ -26,7 +26,7 @@ from kernel_calls import (
 from fairseq_synth.architectures import VARIANTS
 from fairseq_synth.computations import kernels
 from fairseq_synth.computations.kernels import launches
-from fairseq_synth.computations.kernels.arguments import PassTensors, WeightRows
+from fairseq_synth.computations.kernels.arguments import CallTensors, PassTensors, WeightRows
 from fairseq_synth.computations.kernels.check import compare
 from fairseq_synth.logits import Bias, Product
 from fairseq_synth.positions import take_columns, take_window
@@ -304,7 +304,7 @@ def test_calls_of_one_kind_have_the_same_kernels(summands, right_width):
             length=length,
             bsz=2,
             num_heads=2,
-            dtypes=(torch.float16,),
+            dtypes=CallTensors(packed=torch.float16),
             right_width=right_width,
             left_width=1000,
             wanted=("packed",),
@@ -376,7 +376,9 @@ class Programs(NamedTuple):
 
 def plan_programs(**sizes):
     """Returns the `Programs` of each launch but the last, which adds sums up: of 1,000 sentences, 8 heads, in bf16."""
-    layout = make_layout(bsz=1000, num_heads=8, dtypes=(torch.bfloat16,), wanted=("packed", "matrix"), **sizes)
+    layout = make_layout(
+        bsz=1000, num_heads=8, dtypes=CallTensors(packed=torch.bfloat16), wanted=("packed", "matrix"), **sizes
+    )
     planned = launches.Plan(layout).launches
     programs = []
     for launch in [planned.forward, *planned.backward[:-1]]:
@@ -412,7 +414,7 @@ def test_memory_for_the_sums_of_short_sentences():
         bsz=1000,
         num_heads=8,
         number_of_weights=3,
-        dtypes=(torch.bfloat16,),
+        dtypes=CallTensors(packed=torch.bfloat16),
         matrix_rows=32,
         matrix_columns=32,
         wanted=("matrix",),
@@ -427,7 +429,7 @@ def test_memory_for_the_sums_of_long_sentences():
         bsz=50,
         num_heads=8,
         number_of_weights=3,
-        dtypes=(torch.bfloat16,),
+        dtypes=CallTensors(packed=torch.bfloat16),
         query_width=64,
         left_width=10,
         right_width=13,
@@ -463,12 +465,12 @@ def test_the_arguments_of_a_launch_have_the_order_of_the_kernel():
     [
         (dict(length=130, right_width=4), dict(FACTOR_BLOCK=64, UNIT=8, PRECISION="tf32")),
         (dict(length=9, value_width=12, query_width=8), dict(FACTOR_BLOCK=16, UNIT=1, QUERY_BLOCK=16, MATRIX_WEIGHT=3)),
-        (dict(dtypes=(torch.float32,)), dict(PRECISION="ieee")),
+        (dict(dtypes=CallTensors(packed=torch.float32)), dict(PRECISION="ieee")),
     ],
 )
 def test_constants_that_kernels_are_compiled_for(sizes, expected):
     """Both factors fit, several numbers are read at once where all widths allow it, and fp32 is not rounded."""
-    layout = make_layout(**{"dtypes": (torch.bfloat16,), "weight_rows": WeightRows(matrix=3), **sizes})
+    layout = make_layout(**{"dtypes": CallTensors(packed=torch.bfloat16), "weight_rows": WeightRows(matrix=3), **sizes})
     constants = launches.make_constants(layout, launches.Tile(16, 16, 4))
     for name, value in expected.items():
         assert getattr(constants, name).value == value, name

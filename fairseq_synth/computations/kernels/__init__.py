@@ -53,6 +53,7 @@ TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
 MAX_HEAD_DIM_OF_MIXTURES = 64  # the limit for mixtures of three functions or more
+LARGEST_SEED = 1 << 62  # a seed is an integer of 64 bits with a sign
 
 
 def refuses(
@@ -107,10 +108,13 @@ def refuse_summands(summands: Summands, value: Tensor) -> str:
         return reason
     # A kernel holds a tile of each term but a row in registers. The more terms, the narrower heads have to be.
     terms_with_tiles = [*summands.product, *summands.dense, *summands.outer, *summands.matrix]
-    limit = MAX_HEAD_DIM if len(terms_with_tiles) <= 2 else MAX_HEAD_DIM_OF_MIXTURES
-    widths = [product.query.size(3) for product in [*summands.product, *summands.dense]]
-    if max(value.size(3), *widths, 0) > limit:
-        return f"heads are wider than {limit}"
+    is_large_mixture = len(terms_with_tiles) > 2
+    max_width = MAX_HEAD_DIM_OF_MIXTURES if is_large_mixture else MAX_HEAD_DIM
+    widths = [value.size(3)]
+    for product in [*summands.product, *summands.dense]:
+        widths.append(product.query.size(3))
+    if max(widths) > max_width:
+        return f"heads are wider than {max_width}"
     return ""
 
 
@@ -124,7 +128,7 @@ def log_refusal(reason: str) -> None:
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernels run on a device in a type. If they do not, a warning says why.
 
-    `cache` makes this one warning for each device and type.
+    The function is called once for each device and type, because it is cached. So each warning comes once.
     """
     if not is_suitable_device(device):
         major, minor = CAPABILITY
@@ -173,7 +177,7 @@ def compute(
 
     If the kernels turn out to be wrong in the first call of a kind, the result is that of `plain`.
     """
-    # The terms are sorted again, which takes less than to keep them since `refuses`, and to let go of them afterwards.
+    # `refuses` has sorted the terms already. To sort them again is faster than to keep them until now.
     summands = sort_terms(logits, value)
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
     plan = find_plan(call.layout)
@@ -183,19 +187,7 @@ def compute(
             return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
     seed = None
     if dropout > 0:
-        largest_seed = 1 << 62  # a number of 64 bits with a sign
-        seed = torch.randint(largest_seed, (1,), device=value.device)
-    return attend(plan, call, seed)
-
-
-def attend(plan: Plan, call: Call, seed: Tensor | None) -> Tensor:
-    """Returns the result (T B, C) of the kernels of a plan for a call.
-
-    Args:
-        plan: The launches.
-        call: The call.
-        seed: The seed of the dropped weights, (1,), which a layout with dropout needs; else None.
-    """
+        seed = torch.randint(LARGEST_SEED, (1,), device=value.device)
     out: Tensor = KernelAttention.apply(plan, call.hidden, seed, *call.tensors)
     return out
 
@@ -210,16 +202,18 @@ def attend_without_dropping(
     """
     summands = sort_terms(logits, value)
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
-    # The kernels depend on `has_dropout`, which stays as it is. The probability is only an argument of the kernels.
-    plan = find_plan(call.layout._replace(dropout=0.0))
+    # The same kernels, as `has_dropout` stays as it is. The probability is only one of their arguments.
+    layout_without_dropping = call.layout._replace(dropout=0.0)
+    plan = find_plan(layout_without_dropping)
     if not is_interpreted():  # Triton's interpreter, with which tests run the kernels, compiles nothing
         compile_kernels(plan, call)
     seed = None
     if call.layout.has_dropout:
-        # The kernels read a seed, which has no effect. It is not drawn, because that would change the random numbers of
-        # the training.
+        # Kernels with dropout read a seed. With a probability of 0, it has no effect. It is not drawn, because that
+        # would change the random numbers of the training.
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
-    return attend(plan, call, seed)
+    out: Tensor = KernelAttention.apply(plan, call.hidden, seed, *call.tensors)
+    return out
 
 
 CHECKED: set[Any] = set()  # kinds of calls whose results were those of the definition
@@ -238,20 +232,21 @@ def load(plan: Plan, call: Call) -> bool:
         compile_kernels(plan, call)
     kind = call.layout.kind()
     if kind not in CHECKED:
-        are_right = check_kernels(call)
-        if not are_right:
-            return False
+        are_usable = check_kernels(call)
+        if not are_usable:
+            return False  # the kernels are off now, or the next call of this kind is compared
         CHECKED.add(kind)
     plan.is_loaded = True
     return True
 
 
 def check_kernels(call: Call) -> bool:
-    """Returns whether the results of the kernels for a call are those of the definition.
+    """Compares the kernels with the definition for a call, and returns whether the call may use the kernels.
 
-    If they are not, the kernels are switched off for the rest of the process, with a warning. If the results of the
-    definition are not finite, they show nothing. Then the kernels are not used for this call either, but they stay on,
-    and the next call is compared.
+    - If the results are the same, the call may use them.
+    - If the results differ, the kernels are switched off for the rest of the process, with a warning.
+    - If the results of the definition are not finite, the comparison shows nothing. The call may not use the kernels,
+      but they stay on.
     """
     comparison = compare(call, attend_without_dropping)
     if comparison.difference:
@@ -272,10 +267,9 @@ def switch_off(difference: str) -> None:
 
 
 def compile_kernels(plan: Plan, call: Call) -> None:
-    """Compiles the kernels of a plan and loads them on the GPU, unless they are compiled already.
+    """Compiles the kernels of both passes and loads them on the GPU, unless they are compiled already.
 
-    Those of the backward pass are compiled now, too. If one of them failed later, the forward pass would have run by
-    kernels already, and the call could no longer be computed without them.
+    A kernel of the backward pass that does not compile must be found before the forward pass has run.
 
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
@@ -288,7 +282,7 @@ def compile_kernels(plan: Plan, call: Call) -> None:
             for launch in [plan.launches.forward, *plan.launches.backward]:
                 launch.compile(launch.args(tensors))
     except torch.cuda.OutOfMemoryError:
-        raise  # fairseq leaves such a batch out
+        raise  # this is no fault of the kernels, and fairseq skips the batch
     except Exception as error:  # the compiler, the assembler and the GPU's driver raise many classes of errors
         raise SynthesizerError(f"set {VARIABLE}=0: a kernel failed: {error!r:.1000}") from error
     plan.is_compiled = True
@@ -297,24 +291,24 @@ def compile_kernels(plan: Plan, call: Call) -> None:
 def make_stand_ins(plan: Plan, call: Call) -> PassTensors:
     """Returns a tensor of the right type for each tensor that the launches of a plan use.
 
-    A kernel is compiled for the types of its tensors, whose sizes and values do not matter. So no tensor of the right
-    size is allocated: any tensor of the same type stands for it.
+    A kernel is compiled for the types of its tensors, whose sizes and values do not matter. So no output, gradient or
+    sum is allocated: a tensor of the call with the same type, or a tensor with a single number, stands for it.
     """
     layout = plan.layout
-    inputs = dict(zip(layout.tensor_names, call.tensors))
-    packed = inputs["packed"]  # it has the type of the values, and so have output and gradient
+    packed = call.tensors.packed
     in_fp32 = packed.new_empty(1, dtype=torch.float32)
     hidden = packed.new_empty(1, dtype=torch.uint8) if layout.has_hidden else None
     seed = packed.new_empty(1, dtype=torch.int64) if layout.has_dropout else None
-    gradients = {name: inputs[name] for name in layout.wanted}  # a gradient has the type of its tensor
-    sums = dict.fromkeys(plan.launches.memory, in_fp32)
+    gradients = {name: getattr(call.tensors, name) for name in layout.wanted}
+    partial_sums = dict.fromkeys(plan.launches.memory, in_fp32)
+    kernel_tensors = find_kernel_tensors(call.tensors, hidden, seed, has_query=layout.query_width > 0)
     return find_backward_tensors(
-        find_kernel_tensors(CallTensors(**inputs), hidden, seed, has_query=layout.query_width > 0),
-        out=packed,
+        kernel_tensors,
+        out=packed,  # the output and its gradient have the type of the values, which are in `packed`
         lse=in_fp32,
         out_gradient=packed,
         gradients=CallTensors(**gradients),
-        sums=PartialSums(**sums),
+        partial_sums=PartialSums(**partial_sums),
     )
 
 
@@ -329,36 +323,56 @@ def run(launch: Launch, tensors: PassTensors) -> None:
         launch.kernel[launch.grid](*arguments)  # Triton's interpreter, for which nothing is compiled
 
 
+def allocate_gradients(plan: Plan, inputs: CallTensors) -> CallTensors:
+    """Returns memory for the gradient of each input that needs one, and None for the others."""
+    gradients: dict[str, Tensor] = {}
+    for name in plan.layout.wanted:
+        gradients[name] = torch.empty_like(getattr(inputs, name))
+    if plan.has_unused_factors:
+        gradients["factors"].zero_()  # the kernels write all of it but the unused factors
+    return CallTensors(**gradients)
+
+
+def allocate_sums(plan: Plan, out_gradient: Tensor) -> PartialSums:
+    """Returns memory in fp32 for the partial sums of a backward pass, on the device of the output's gradient."""
+    sizes = plan.launches.memory
+    if not sizes:
+        return PartialSums()
+    # A single allocation is divided. The kernels rely on sums that lie side by side (`launches.repeat_for_groups`).
+    memory = out_gradient.new_empty(sum(sizes.values()), dtype=torch.float32)
+    pieces = memory.split_with_sizes(list(sizes.values()))  # `split` would be much slower
+    return PartialSums(**dict(zip(sizes, pieces)))
+
+
 class KernelAttention(torch.autograd.Function):
     """Launches the kernels of a plan.
-
-    It saves its inputs. For long sentences it also saves its output, and the logarithm of the softmax's denominator for
-    each row (``lse``, short for log-sum-exp), which the backward pass reads. The backward pass for short sentences
-    computes both again, because a single program has the whole sentence.
 
     Both passes run for every attention of every training step. To save time they call as few functions as possible.
     """
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor | None) -> Tensor:
         """Returns the result of the kernels, (T B, C).
 
+        The backward pass for long sentences reads the output and ``lse``, the logarithm of the softmax's denominator
+        for each row (short for log-sum-exp). For short sentences, the backward pass computes both again.
+
         Args:
-            ctx: What the backward pass needs is saved here.
+            ctx: The tensors that the backward pass needs are saved here.
             plan: The launches.
             hidden: (B, T), not 0 at padding, or None.
             seed: The seed of the dropped weights, (1,), or None without dropout.
-            inputs: The tensors with the names ``plan.layout.tensor_names``. Autograd sees only a tensor that is an
-                argument of its own.
+            inputs: The fields of a `CallTensors`. Each is an argument of its own, because autograd does not look for
+                tensors inside a record.
         """
         layout = plan.layout
-        call_tensors = CallTensors(**dict(zip(layout.tensor_names, inputs)))
+        call_tensors = CallTensors(*inputs)
         out = call_tensors.packed.new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
-        lse = None
         saved_out = None
+        lse = None
         if plan.is_long:
-            lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
             saved_out = out
+            lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
         kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=layout.query_width > 0)
         # On a machine with several GPUs, the current one may be another than that of the tensors. Before the backward
         # pass, torch makes the right one the current one.
@@ -371,42 +385,20 @@ class KernelAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of all arguments of `forward`, which are None for the first three.
+        """Returns the gradients of all arguments of `forward`; None for plan, hidden and seed.
 
         Args:
             ctx: What `forward` has saved.
             out_gradient: The gradient of the output, (T B, C).
         """
         plan: Plan = ctx.plan
-        layout = plan.layout
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
         out_gradient, out, lse, hidden, seed, *inputs = align_memory([out_gradient.contiguous(), *ctx.saved_tensors])
-        inputs_by_name = dict(zip(layout.tensor_names, inputs))
-        kernel_tensors = find_kernel_tensors(
-            CallTensors(**inputs_by_name), hidden, seed, has_query=layout.query_width > 0
-        )
-
-        # 1. The gradient of each input, which the kernels write; None if it is not wanted.
-        gradients: dict[str, Any] = {}
-        for name, tensor in inputs_by_name.items():
-            gradients[name] = torch.empty_like(tensor) if name in layout.wanted else None
-        if plan.has_unused_factors:
-            gradients["factors"].zero_()  # the kernels write all of it but the unused factors
-
-        # 2. Memory for partial sums: a single allocation, which is divided. The kernels rely on the sums being side by
-        # side (`launches.repeat_for_groups`).
-        sums = PartialSums()
-        memory_sizes = plan.launches.memory
-        if memory_sizes:
-            sizes = list(memory_sizes.values())
-            memory = out_gradient.new_empty(sum(sizes), dtype=torch.float32)
-            pieces = memory.split_with_sizes(sizes)  # `split` would be much slower
-            sums = PartialSums(**dict(zip(memory_sizes, pieces)))
-
-        # 3. The kernels.
-        tensors = find_backward_tensors(
-            kernel_tensors, out, lse, out_gradient, gradients=CallTensors(**gradients), sums=sums
-        )
+        call_tensors = CallTensors(*inputs)
+        gradients = allocate_gradients(plan, call_tensors)
+        partial_sums = allocate_sums(plan, out_gradient)
+        kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.layout.query_width > 0)
+        tensors = find_backward_tensors(kernel_tensors, out, lse, out_gradient, gradients, partial_sums)
         for launch in plan.launches.backward:
             run(launch, tensors)
-        return (None, None, None, *gradients.values())
+        return (None, None, None, *gradients)

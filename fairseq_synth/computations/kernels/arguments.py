@@ -30,7 +30,7 @@ SHARED_TENSORS = ("dense_key", "bias_row", "matrix")
 
 
 class CallTensors(NamedTuple):
-    """The tensors of a call as the kernels read them, or the gradients of these tensors. None: there is no such tensor.
+    """The tensors of a call as the kernels read them, or their gradients or types. None: there is no such tensor.
 
     The sizes are T tokens, B sentences, H heads and M weights.
     """
@@ -150,6 +150,9 @@ def find_kernel_tensors(
 ) -> KernelTensors:
     """Returns the tensors that all kernels read.
 
+    Several of them may be the same tensor: ``packed`` has values, queries and keys, and ``factors`` has the left and
+    the right factor. The kernels compute where in it each part begins.
+
     Args:
         inputs: The tensors of the call.
         hidden: The padding mask in bytes, (B, T), or None.
@@ -180,17 +183,25 @@ def find_backward_tensors(
     lse: Tensor | None,
     out_gradient: Tensor,
     gradients: CallTensors,
-    sums: PartialSums,
+    partial_sums: PartialSums,
 ) -> PassTensors:
     """Returns the arguments of the kernels of a backward pass.
+
+    The kernels write each gradient in one of two ways:
+
+    - Each sentence has its own values, queries, keys, dense_query, left and right factor. Their gradients are written
+      at once.
+    - All sentences share dense_key, bias_row, matrix and weights. Most kernels write partial sums of their gradients,
+      and the last kernel adds them up. What it writes are the `Totals`.
 
     Args:
         tensors: The tensors that all kernels read.
         out, lse: Written by the forward pass, and None if the backward pass does not read them.
         out_gradient: The gradient of ``out``.
         gradients: The memory for the gradients of the tensors of the call; None for a gradient that is not wanted.
-        sums: The memory for partial sums.
+        partial_sums: The memory for partial sums.
     """
+    # As in `find_kernel_tensors`, ``packed`` and ``factors`` each have several parts.
     has_query = tensors.query is not None
     packed_with_query = gradients.packed if has_query else None
     kernel_gradients = KernelGradients(
@@ -200,14 +211,14 @@ def find_backward_tensors(
         dense_query=gradients.dense_query,
         left=gradients.factors,
         right=gradients.factors,
-        dense_key=sums.dense_key,
-        bias_row=sums.bias_row,
-        matrix=sums.matrix,
-        product_weight=sums.product_weight,
-        dense_weight=sums.dense_weight,
-        outer_weight=sums.outer_weight,
-        bias_row_weight=sums.bias_row_weight,
-        matrix_weight=sums.matrix_weight,
+        dense_key=partial_sums.dense_key,
+        bias_row=partial_sums.bias_row,
+        matrix=partial_sums.matrix,
+        product_weight=partial_sums.product_weight,
+        dense_weight=partial_sums.dense_weight,
+        outer_weight=partial_sums.outer_weight,
+        bias_row_weight=partial_sums.bias_row_weight,
+        matrix_weight=partial_sums.matrix_weight,
     )
     totals = Totals(
         dense_key=gradients.dense_key,
@@ -215,7 +226,15 @@ def find_backward_tensors(
         matrix=gradients.matrix,
         weights=gradients.weights,
     )
-    return PassTensors(tensors, out, lse, out_gradient, sums.delta, kernel_gradients, totals)
+    return PassTensors(
+        tensors,
+        out=out,
+        lse=lse,
+        out_gradient=out_gradient,
+        delta=partial_sums.delta,
+        gradients=kernel_gradients,
+        totals=totals,
+    )
 
 
 # ---- numbers

@@ -34,6 +34,7 @@ from .tensors import Call
 MAX_WEIGHTS = 2**22  # attention weights that the definition computes, 16 MiB: a part of the sentences of a large batch
 ROUNDINGS = 8
 LEAST_ROUNDOFF = 2.0**-20  # the error of sums in fp32, which is the definition's own
+SMALLEST_SCALE = 1e-30  # so that no error is divided by 0
 
 Compute = Callable[[Logits, Tensor, Tensor | None, Tensor | None, float], Tensor]
 
@@ -43,6 +44,10 @@ class Comparison(NamedTuple):
 
     is_finite: bool  # whether the definition's results are finite; if not, nothing is known about the kernels'
     difference: str  # what differs, or an empty string
+
+
+NOTHING_SHOWN = Comparison(is_finite=False, difference="")
+NO_DIFFERENCE = Comparison(is_finite=True, difference="")
 
 
 class Results(NamedTuple):
@@ -83,6 +88,9 @@ class Copies:
     def copy(self, role: str, x: Tensor) -> Tensor:
         """Returns a copy of x, which is a leaf, or the same view of a leaf as x is of its base.
 
+        For example, queries and keys may be the first and the second half of one projection. Then the copy of the
+        queries is the first half of a copy of this projection, and the copy of the keys is its second half.
+
         Args:
             role: The role of x in the call, for example ``query``. It is noted for the name of the leaf.
             x: A tensor of the call.
@@ -90,11 +98,14 @@ class Copies:
         base = x._base  # the tensor that x is a view of, or None
         if base is None:
             return self.find_or_make_leaf(role, x).copy
-        # A copy may lie in memory in another way than a tensor that is not contiguous, and then views do, too.
-        # After ``detach()`` a view does not share the gradient of its base, so that it has a leaf of its own.
-        if not base.is_contiguous() or base.requires_grad != x.requires_grad:
+        # Below, the copy of x gets the strides of x. The copy of a base that is not contiguous may have other strides
+        # than the base, and x would lie elsewhere in it.
+        strides_fit = base.is_contiguous()
+        # If x is a view of ``base.detach()``, its gradient is no part of the gradient of the base.
+        has_gradient_of_base = x.requires_grad == base.requires_grad
+        if not strides_fit or not has_gradient_of_base:
             return self.find_or_make_leaf(role, x).copy
-        copy_of_base = self.find_or_make_leaf(role, base).copy  # begins at 0 in its memory
+        copy_of_base = self.find_or_make_leaf(role, base).copy
         offset_in_base = x.storage_offset() - base.storage_offset()
         return copy_of_base.as_strided(x.size(), x.stride(), offset_in_base)
 
@@ -115,67 +126,86 @@ class Copies:
             copy.requires_grad_(self.all_need_gradients or original.requires_grad)
         return copy
 
-    def copy_logits(self, logits: Logits) -> Logits:
-        """Returns logits with copies of all tensors."""
-        return Logits([change_tensors(term, self.copy) for term in logits.terms()])
-
     def name_leaves(self) -> dict[str, Tensor]:
-        """Returns all leaves by names that say what is in them. They are the same for all copies of a call."""
+        """Returns all leaves by names such as ``tensor 0 (query, key)``, which have their numbers and roles."""
         names = {}
         for number, leaf in enumerate(self.leaves.values()):
             roles = ", ".join(leaf.roles)
             names[f"tensor {number} ({roles})"] = leaf.copy
         return names
 
+
+class CopiedCall(NamedTuple):
+    """Copies of the tensors of a call, which are leaves, or views of leaves."""
+
+    value: Tensor
+    terms: list[Term]  # of the logits
+    leaves: dict[str, Tensor]  # by names that say what is in them
+
     def leaves_with_gradients(self) -> dict[str, Tensor]:
         """Returns the leaves that need gradients, by their names."""
-        return {name: leaf for name, leaf in self.name_leaves().items() if leaf.requires_grad}
+        return {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
 
-    def name_of_base(self, copy: Tensor) -> str:
+    def name_of_leaf(self, copy: Tensor) -> str:
         """Returns the name of the leaf that a copy is, or is a view of."""
-        base = copy if copy._base is None else copy._base
-        (name,) = [name for name, leaf in self.name_leaves().items() if leaf is base]
+        copied_leaf = copy if copy._base is None else copy._base
+        (name,) = [name for name, leaf in self.leaves.items() if leaf is copied_leaf]
         return name
 
 
-def compare(call: Call, compute: Compute) -> Comparison:
-    """Compares the kernels' results for a call with the definition's.
+def copy_call(call: Call, dtype: torch.dtype | None = None, all_need_gradients: bool = False) -> CopiedCall:
+    """Returns copies of the values and logits of a call. All copies of the same call have leaves with the same names.
 
-    Both sides compute with copies of the tensors (`Copies`), so that the call does not change. Neither does the state
-    of the random numbers, because nothing is dropped, and `choose_output_gradient` has a generator of its own.
+    Args:
+        call: The call.
+        dtype, all_need_gradients: As in `Copies`.
+    """
+    copies = Copies(dtype, all_need_gradients)
+    value = copies.copy("value", call.value)
+    terms = [change_tensors(term, copies.copy) for term in call.logits.terms()]
+    return CopiedCall(value, terms, leaves=copies.name_leaves())
+
+
+def compare(call: Call, compute: Compute) -> Comparison:
+    """Compares the output and the gradients that the kernels compute for a call with those of the definition.
+
+    The call does not change, because both sides compute with copies of the tensors. Neither does the state of the
+    random numbers, because nothing is dropped, and `choose_output_gradient` has a generator of its own.
 
     Args:
         call: The call.
         compute: Computes a call by the kernels, (T B, C), without dropout.
     """
-    # Hooks of the training on saved tensors, such as those of activation checkpointing, may count or move tensors. They
-    # must not see the comparison, and are replaced by hooks that do nothing.
+    # A training may have hooks on saved tensors, which count or move them, as activation checkpointing does. They must
+    # not see the comparison. So hooks that do nothing take their place.
     with torch.autograd.graph.saved_tensors_hooks(return_as_it_is, return_as_it_is):
         sentences = choose_sentences(call)
         output_gradient = choose_output_gradient(call, sentences)
         results = compute_by_kernels(call, compute, sentences, output_gradient)
-        # The definition is computed in fp32, which autocast would change.
+        # The kernels are called as in training, under its autocast. The definition has to be computed in fp32.
         with torch.autocast(call.value.device.type, enabled=False):
             return compare_with_definition(call, results, sentences, output_gradient.float())
 
 
 def compare_with_definition(call: Call, results: Results, sentences: Tensor, output_gradient: Tensor) -> Comparison:
-    """Compares results with the definition's.
+    """Computes a call by the definition, and compares the results of the kernels with it.
 
     Args:
         call: The call.
         results: The kernels' results.
         sentences: The numbers of the sentences that the results are of.
-        output_gradient: The gradient of the output, in fp32.
+        output_gradient: The gradient of the output, (T, sentences, C), in fp32.
     """
     definition = Definition(call, sentences)
     expected = definition.compute(output_gradient)
     if not are_finite(expected):
-        return Comparison(is_finite=False, difference="")
+        return NOTHING_SHOWN
+    # How large an error is depends on the size of the numbers, and how large it may be on the type of the kernels.
     scales = definition.scales(expected, output_gradient)
-    differences = describe_differences(results, expected, scales, definition.tolerance(call.value.dtype))
+    tolerance = definition.tolerance(call.value.dtype)
+    differences = describe_differences(results, expected, scales, tolerance)
     if not differences:
-        return Comparison(is_finite=True, difference="")
+        return NO_DIFFERENCE
     joined_differences = "; ".join(differences)
     return Comparison(is_finite=True, difference=f"{describe(call)}: {joined_differences}")
 
@@ -189,21 +219,35 @@ def are_finite(results: Results) -> bool:
 def describe_differences(results: Results, expected: Results, scales: dict[str, float], tolerance: float) -> list[str]:
     """Returns a description of each result whose relative error is above the tolerance.
 
+    The relative error of a result is the norm of its difference from what is expected, divided by the result's scale.
+
     Args:
         results: The kernels' results.
         expected: The definition's results.
-        scales: {``output`` or ``gradient of`` a leaf: the number that the norm of its error is divided by}.
+        scales: {name of a result: its scale}, from `Definition.scales`.
         tolerance: The largest relative error that is allowed.
     """
-    pairs = {"output": (results.output, expected.output)}
-    for name, gradient in results.gradients.items():
-        pairs[f"gradient of {name}"] = (gradient, expected.gradients[name])
+    expected_tensors = name_results(expected)
     descriptions = []
-    for name, (tensor, expected_tensor) in pairs.items():
-        error = float((tensor.float() - expected_tensor).norm()) / max(scales[name], 1e-30)
+    for name, tensor in name_results(results).items():
+        scale = max(scales[name], SMALLEST_SCALE)
+        error = float((tensor.float() - expected_tensors[name]).norm()) / scale
         if error > tolerance or math.isnan(error):
             descriptions.append(f"the {name} errs by {error:.2g}, where {tolerance:.2g} is allowed")
     return descriptions
+
+
+def name_results(results: Results) -> dict[str, Tensor]:
+    """Returns the output and the gradients by names such as ``output`` and ``gradient of tensor 0 (value)``."""
+    names = {"output": results.output}
+    for name, gradient in results.gradients.items():
+        names[name_of_gradient(name)] = gradient
+    return names
+
+
+def name_of_gradient(leaf_name: str) -> str:
+    """Returns how the gradient of a leaf is called in messages, and in the scales of errors."""
+    return f"gradient of {leaf_name}"
 
 
 def change_tensors(term: Term, change: Callable[[str, Tensor], Tensor]) -> Term:
@@ -256,11 +300,9 @@ def hide_padding(x: Tensor, call: Call, sentences: Tensor) -> Tensor:
 
 def compute_by_kernels(call: Call, compute: Compute, sentences: Tensor, output_gradient: Tensor) -> Results:
     """Returns the results of the kernels, which compute all sentences of the call."""
-    copies = Copies()
-    value = copies.copy("value", call.value)
-    logits = copies.copy_logits(call.logits)
+    copies = copy_call(call)
     layout = call.layout
-    out = compute(logits, value, call.key_padding_mask, call.attn_mask, layout.dropout)
+    out = compute(Logits(copies.terms), copies.value, call.key_padding_mask, call.attn_mask, layout.dropout)
     output = out.view(layout.length, layout.bsz, -1).index_select(1, sentences)
     gradients = differentiate(output, copies.leaves_with_gradients(), output_gradient)
     return Results(hide_padding(output.detach(), call, sentences), gradients)
@@ -276,8 +318,21 @@ def differentiate(output: Tensor, leaves: dict[str, Tensor], output_gradient: Te
     return dict(zip(leaves, gradients))
 
 
+class WeightedTerm(NamedTuple):
+    """A term of the logits, of the sentences to compare, and where its weight is."""
+
+    term: Term
+    weight_name: str | None  # the name of the leaf that has the weight; None if the term has no weight
+
+
 class Definition:
-    """The definition's results for some sentences of a call, in fp32, and the norms that errors are relative to."""
+    """The definition's results for some sentences of a call, in fp32, and the norms that errors are relative to.
+
+    Attributes:
+        leaves: The leaves with gradients, of all sentences, by their names.
+        value, terms, logits, key_padding_mask: Those of the sentences to compare.
+        scores: S, the logits as one tensor.
+    """
 
     def __init__(self, call: Call, sentences: Tensor) -> None:
         """Copies the tensors of a call in fp32, takes some of the sentences, and computes their logits.
@@ -288,19 +343,20 @@ class Definition:
         """
         self.call = call
         self.sentences = sentences
-        self.copies = Copies(torch.float32, all_need_gradients=True)
-        # The name of a leaf has its number. So the tensors are copied in the order of `compute_by_kernels`.
-        copied_value = self.copies.copy("value", call.value)
-        copied_terms = self.copies.copy_logits(call.logits).terms()
-        # For each term, the name of the leaf that has its weight, or None. It is found in the copies of all sentences,
-        # because a part of them is no view of a leaf.
-        self.weight_names = [self.name_of_weight(term) for term in copied_terms]
-        self.value = self.take_sentences(copied_value)
-        self.logits = Logits([self.take_sentences_of_term(term) for term in copied_terms])
+        copies = copy_call(call, torch.float32, all_need_gradients=True)
+        self.leaves = copies.leaves_with_gradients()
+        self.value = self.take_sentences(copies.value)
+        self.terms: list[WeightedTerm] = []
+        for term in copies.terms:
+            weight_name = None
+            if term.weight is not None:
+                weight_name = copies.name_of_leaf(term.weight)
+            self.terms.append(WeightedTerm(self.take_sentences_of_term(term), weight_name))
+        self.logits = Logits([weighted.term for weighted in self.terms])
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = call.key_padding_mask.index_select(0, sentences)
-        self.scores = self.logits.total(call.layout.length)  # S of these sentences
+        self.scores = self.logits.total(call.layout.length)
 
     def take_sentences(self, x: Tensor) -> Tensor:
         """Returns the sentences to compare of a tensor; the whole tensor if the batch shares it."""
@@ -312,15 +368,11 @@ class Definition:
         """Returns a term of the sentences to compare."""
         return change_tensors(term, lambda _name, tensor: self.take_sentences(tensor))
 
-    def name_of_weight(self, term: Term) -> str | None:
-        """Returns the name of the leaf that a copied term has its weight in, or None if it has no weight."""
-        return None if term.weight is None else self.copies.name_of_base(term.weight)
-
     def compute(self, output_gradient: Tensor) -> Results:
         """Returns the results for a gradient (T, sentences, C) of the output."""
         out = plain.compute(self.logits, self.value, self.key_padding_mask, self.call.attn_mask)
         output = out.view(output_gradient.size())
-        gradients = differentiate(output, self.copies.leaves_with_gradients(), output_gradient)
+        gradients = differentiate(output, self.leaves, output_gradient)
         return Results(hide_padding(output.detach(), self.call, self.sentences), gradients)
 
     def tolerance(self, dtype: torch.dtype) -> float:
@@ -331,10 +383,12 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        An error is relative to the norm of its result. But a gradient may be small because it is a difference or sum of
-        large numbers that cancel. Then its error is as large as that of these numbers. So a gradient has three norms,
-        and the largest one is its scale: its own, the one without the difference (`norms_without_difference`), and for
-        weights that of the summands (`norms_of_summands`).
+        The scale of the output is its norm. A gradient may be small because large numbers cancel, and its error is then
+        as large as that of these numbers. So the scale of a gradient is the largest of up to three norms:
+
+        - the norm of the gradient
+        - the norm of the gradient if a difference in it is left out (`norms_without_difference`)
+        - for the weights of a mixture, the norm of the numbers that are added up (`norms_of_summands`)
 
         Args:
             results: The definition's results.
@@ -347,16 +401,17 @@ class Definition:
         norms_without_difference = self.norms_without_difference(p_dp)
         norms_of_summands = self.norms_of_summands(p_dp)
         for name, gradient in results.gradients.items():
-            norm = float(gradient.norm())
-            norm_of_summands = norms_of_summands.get(name, 0.0)  # only weights have this one
-            scales[f"gradient of {name}"] = max(norm, norms_without_difference[name], norm_of_summands)
+            norms = [float(gradient.norm()), norms_without_difference[name]]
+            if name in norms_of_summands:
+                norms.append(norms_of_summands[name])
+            scales[name_of_gradient(name)] = max(norms)
         return scales
 
     def compute_p_dp(self, output_gradient: Tensor) -> Tensor:
-        """Returns ``P * dP``, elementwise, (B, H, T, T): the gradient of the logits S without the difference in it.
+        """Returns ``P * dP``, elementwise, (B, H, T, T), for the attention weights P and their gradient dP.
 
-        P are the attention weights and dP is their gradient. The gradient of S is the difference
-        ``dS = P * dP - P * rowsum(P * dP)``.
+        The gradient of the logits S is the difference ``dS = P * dP - P * rowsum(P * dP)``. So ``P * dP`` is dS if the
+        subtraction is left out.
 
         Args:
             output_gradient: The gradient of the output, (T, sentences, C).
@@ -369,11 +424,13 @@ class Definition:
             src_len=layout.length,
             key_padding_mask=self.key_padding_mask,
             attn_mask=self.call.attn_mask,
-        )
-        by_token_and_head = output_gradient.view(layout.length, -1, layout.num_heads, layout.value_width)
-        gradient_by_head = by_token_and_head.permute(1, 2, 0, 3)  # (B, H, T, d_h)
-        gradient_of_weights = torch.matmul(gradient_by_head, self.value.transpose(2, 3))
-        return (weights * gradient_of_weights).detach()
+            bsz=self.value.size(0),
+        ).detach()
+        # Autograd computes dP from the output, which is ``P V``.
+        weights.requires_grad_()
+        out = plain.join_heads(plain.weighted_sum(weights, self.value.detach()))  # (T B, C)
+        (gradient_of_weights,) = torch.autograd.grad(out, weights, output_gradient.view(out.size()))
+        return weights.detach() * gradient_of_weights
 
     def norms_without_difference(self, p_dp: Tensor) -> dict[str, float]:
         """Returns {name of a leaf: the norm of the gradient that it would have if ``P * dP`` were the gradient of S}.
@@ -381,29 +438,28 @@ class Definition:
         Args:
             p_dp: What `compute_p_dp` returns.
         """
-        leaves = self.copies.leaves_with_gradients()
-        gradients = differentiate(self.scores, leaves, p_dp.sum_to_size(self.scores.size()))
+        gradients = differentiate(self.scores, self.leaves, p_dp.sum_to_size(self.scores.size()))
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
     def norms_of_summands(self, p_dp: Tensor) -> dict[str, float]:
         """Returns {name of a leaf with weights of terms: the norm of the numbers that are added up to its gradient}.
 
-        The gradient of a weight is a sum over all logits S_m of its term: of ``dS * S_m``. The sum may be small because
-        its summands cancel, and then its error is relative to the norm of the summands. In place of dS, which is itself
-        such a difference, ``P * dP`` is taken. A weight has a gradient for each head, but one norm of all heads is
-        enough, because errors are compared for whole leaves. If several terms have their weights in one leaf, the
-        largest norm counts.
+        If ``w S_m`` is a term of the logits S, the gradient of its weight w is the sum of ``dS * S_m`` over all logits.
+        The numbers may be large even if their sum is nearly 0. In their place, the numbers ``P * dP * S_m`` are
+        measured, because dS is a difference, which may be small itself (`compute_p_dp`).
+
+        A weight has a gradient for each head, but one norm of all heads is enough, because errors are compared for
+        whole leaves. If several terms have their weights in one leaf, the largest norm counts.
 
         Args:
             p_dp: What `compute_p_dp` returns.
         """
         norms: dict[str, float] = {}
-        # `weight_names` has the order of the terms.
-        for term, weight_name in zip(self.logits.terms(), self.weight_names):
+        for term, weight_name in self.terms:
             if weight_name is None:
                 continue
             term_without_weight = term._replace(weight=None)
-            logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()
+            logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()  # S_m
             norm = float((p_dp * logits_of_term).norm())
             largest_norm_so_far = norms.get(weight_name, 0.0)
             norms[weight_name] = max(norm, largest_norm_so_far)

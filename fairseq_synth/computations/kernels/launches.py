@@ -16,6 +16,7 @@ from .arguments import (
     AdditionBlocks,
     AdditionNumbers,
     CallNumbers,
+    CallTensors,
     Constants,
     GroupNumbers,
     PassTensors,
@@ -39,8 +40,7 @@ class Layout(NamedTuple):
     """Everything that the launches of a call depend on. The names of summands and tensors are those of `arguments`."""
 
     device: torch.device
-    tensor_names: tuple[str, ...]  # the fields of `CallTensors` that there are
-    dtypes: tuple[torch.dtype, ...]  # the types of these tensors
+    dtypes: CallTensors  # the type of each tensor, or None if there is no such tensor
     length: int  # tokens of each sentence, T
     bsz: int  # sentences, B
     num_heads: int  # H
@@ -79,15 +79,19 @@ class Layout(NamedTuple):
 
         The registers have to hold everything. These calls were found to fit, by compiling them:
 
-        - up to 32 tokens, and up to 64 features in a head: up to three summands
-        - up to 32 tokens, and more features: a single summand, but no outer product
-        - up to 64 tokens, and up to 64 features: the same; but a dense product only if its width is not padded
+        ============  ==================  =====================================================================
+        tokens        features in a head  summands with tiles
+        ============  ==================  =====================================================================
+        up to 32      up to 64            up to three
+        up to 32      more than 64        one, but no outer product
+        up to 64      up to 64            one, but no outer product, and no dense product whose width is padded
+        ============  ==================  =====================================================================
         """
         summands = self.summands_with_tiles()
-        is_single = len(summands) == 1 and "outer" not in summands
         width = max(self.value_width, self.query_width, self.dense_width)
         if self.length <= 32 and width <= 64:
             return len(summands) <= 3
+        is_single = len(summands) == 1 and "outer" not in summands
         if self.length <= 32:
             return is_single
         if self.length <= 64 and width <= 64:
@@ -99,26 +103,28 @@ class Layout(NamedTuple):
     def kind(self) -> "Layout":
         """Returns the kind of the call. Only the first call of each kind is compared with the definition.
 
-        All calls of a kind have the same compiled kernels. So the kind is this layout without what no kernel is
-        compiled for.
+        All calls of a kind have the same compiled kernels. The kind is a layout whose fields are
+
+        - 0 if no kernel is compiled for them, such as the number of sentences
+        - rounded if the kernels are compiled for a rounded size, as the length
+        - unchanged if the kernels are compiled for them, or if they are the same in all batches of a model, as the
+          width of the right factor
         """
-        # A tile grows with the sentence, up to 64 rows and columns. All longer sentences have several tiles. Any length
-        # above 64 may stand for them.
-        length_of_kind = min(power_of_2(self.length), 128)
-        # The kernels are compiled for the width of the wider factor of an outer product, which grows with the sentence.
-        width_of_factors_of_kind = 0
+        # A tile is as large as the sentence, rounded up to a power of two, but not larger than 64. So any sentence of
+        # more than 64 tokens has the same tiles. All of them have the length 128 here.
+        rounded_length = min(power_of_2(self.length), 128)
+        # Either factor of the outer product has to fit into a block, which therefore grows with the sentence.
+        size_of_factor_block = 0
         if self.right_width > 0:
-            width_of_factors_of_kind = power_of_2(width_of_factors(self))
+            size_of_factor_block = power_of_2(width_of_factors(self))
         return self._replace(
-            length=length_of_kind,
-            left_width=width_of_factors_of_kind,
-            # The kernels are compiled with or without these two, and for any number of columns.
-            bias_row_columns=int(self.bias_row_columns > 0),
-            matrix_columns=int(self.matrix_columns > 0),
-            # These are only arguments of the kernels.
+            length=rounded_length,
+            left_width=size_of_factor_block,  # in place of the width, for which no kernel is compiled
             bsz=0,
             dense_key_rows=0,
+            bias_row_columns=0,  # `dtypes` says whether there is a bias_row, and whether there is a matrix
             matrix_rows=0,
+            matrix_columns=0,
             dropout=0.0,
         )
 
@@ -126,8 +132,12 @@ class Layout(NamedTuple):
 class Launch:
     """A launch of a kernel, which takes its tensors from the `PassTensors` of a call.
 
+    For example, a kernel may have the arguments ``(tensors, out, T, B)``. The launch is made with the numbers
+    ``{"B": 3, "T": 2}``. So T and B are known, and `args` reads ``tensors`` and ``out`` from the `PassTensors`.
+
     Args:
-        kernel: The kernel, from `triton_attention` or `triton_sums`. Its first arguments are fields of `PassTensors`.
+        kernel: The kernel, from `triton_attention` or `triton_sums`. Its first arguments are two or more fields of
+            `PassTensors`.
         grid: Numbers of programs, in up to three directions.
         numbers: All other arguments of the kernel, by name.
         num_warps, num_stages: Triton's options, the number of warps and how many stages ahead a loop reads.
@@ -141,20 +151,21 @@ class Launch:
     def __init__(
         self, kernel: Any, grid: Sequence[int], numbers: dict[str, Any], num_warps: int, num_stages: int = 1
     ) -> None:
-        """Sorts the arguments, because a compiled kernel takes them by position."""
+        """Sorts the names of the kernel's arguments into numbers and tensors."""
         self.kernel = kernel
         unused_directions = [1] * (3 - len(grid))
         self.grid = (*grid, *unused_directions)
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
-        self.numbers = {name: numbers[name] for name in kernel.arg_names if name in numbers}
-        self.values_of_numbers = list(self.numbers.values())
+        number_names = [name for name in kernel.arg_names if name in numbers]
         tensor_names = [name for name in kernel.arg_names if name not in numbers]
-        self.read_tensors = attrgetter(*tensor_names)  # given `PassTensors`, returns the tuple of these fields
+        self.numbers = {name: numbers[name] for name in number_names}
+        # `attrgetter("tensors", "out")` is a function that returns ``(x.tensors, x.out)`` for an argument x.
+        self.read_tensors = attrgetter(*tensor_names)
         self.compiled: Callable[..., None] | None = None
 
     def args(self, tensors: PassTensors) -> list[Any]:
-        """Returns the arguments of the kernel in their order."""
-        return [*self.read_tensors(tensors), *self.values_of_numbers]
+        """Returns the arguments of the kernel in their order, because a compiled kernel takes them by position."""
+        return [*self.read_tensors(tensors), *self.numbers.values()]
 
     def compile(self, arguments: Sequence[Any]) -> None:
         """Compiles the kernel for arguments of such types, loads it on the GPU and sets `options` and `compiled`.
@@ -164,19 +175,18 @@ class Launch:
         warps does not fit the GPU.
 
         Raises:
-            OutOfResources: `load` raises it if the kernel does not fit the GPU in any way.
+            OutOfResources: The kernel does not fit the GPU in any way.
             Exception: Anything else that Triton's compiler or the GPU's driver raises.
         """
         from triton.runtime.errors import OutOfResources
 
         loaded = self.load(arguments, **self.options)
-        while loaded.num_spills > MAX_SPILLS and loaded.options["num_warps"] < MAX_WARPS:
-            more_warps = {**loaded.options, "num_warps": 2 * loaded.options["num_warps"]}
+        while loaded.num_spills > MAX_SPILLS and loaded.num_warps < MAX_WARPS:
             try:
-                loaded = self.load(arguments, **more_warps)
+                loaded = self.load(arguments, num_warps=2 * loaded.num_warps, num_stages=loaded.num_stages)
             except OutOfResources:
                 break  # the kernel with fewer warps is kept
-        self.options = loaded.options
+        self.options = {"num_warps": loaded.num_warps, "num_stages": loaded.num_stages}
         self.compiled = loaded.launch
 
     def load(self, arguments: Sequence[Any], num_warps: int, num_stages: int) -> "LoadedKernel":
@@ -190,8 +200,7 @@ class Launch:
         """
         from triton.runtime.errors import OutOfResources
 
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        compiled = self.kernel.warmup(*arguments, grid=self.grid, **options)
+        compiled = self.kernel.warmup(*arguments, grid=self.grid, num_warps=num_warps, num_stages=num_stages)
         try:
             # Triton loads a compiled kernel when it is asked for the function that launches it.
             launch = compiled[self.grid]
@@ -199,14 +208,15 @@ class Launch:
             if num_stages == 1:
                 raise
             return self.load(arguments, num_warps, num_stages - 1)
-        return LoadedKernel(launch, options, num_spills=compiled.n_spills)
+        return LoadedKernel(launch, num_warps, num_stages, num_spills=compiled.n_spills)
 
 
 class LoadedKernel(NamedTuple):
     """A kernel that is compiled and loaded on a GPU."""
 
     launch: Callable[..., None]  # launches the kernel on its arguments
-    options: dict[str, int]  # ``num_warps`` and ``num_stages``, with which it was compiled
+    num_warps: int
+    num_stages: int
     num_spills: int  # how many registers of a thread lie in memory, because the GPU has no more
 
 
@@ -255,113 +265,113 @@ def has_unused_left_factors(layout: Layout) -> bool:
 def plan_short_sentences(layout: Layout) -> Launches:
     """Returns the launches of the kernels for short sentences: one forward, and one backward that is followed by `add`.
 
-    A program computes one head of a group of sentences: the gradients that each of these sentences has for itself, and
-    a sum over the group for each gradient that all sentences share.
+    A program of the backward pass computes one head of a group of sentences. It writes the gradients that each of these
+    sentences has for itself. For each gradient that all sentences share, it writes a sum over the group, and `add` adds
+    up the groups.
     """
     forward = plan_forward_short(layout)
     if not layout.wanted:
         return Launches(forward, backward=[], memory={})
-    from .triton_attention import backward_short
-
     sums = plan_group_sums(layout, tiles_per_head=1, shared_tensors=SHARED_TENSORS, summands=SUMMANDS)
-    tile = Tile.for_whole_sentence(layout, is_forward=False)
-    backward = Launch(
-        kernel=backward_short,
-        grid=(layout.num_heads, sums.num_groups),
-        numbers={**make_numbers(layout, tile), **sums.numbers()},
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    addition = plan_addition(layout, row_parts=sums.programs_per_head(), column_sums=sums, matrix_sums=sums)
-    return Launches(forward, backward=[backward, *addition], memory=sums.memory)
+    backward = [plan_backward_short(layout, sums)]
+    # One kernel writes the sums that three kernels write for long sentences.
+    backward.extend(plan_addition(layout, row_sums=sums, column_sums=sums, matrix_sums=sums))
+    return Launches(forward, backward, memory=sums.memory)
 
 
 def plan_forward_short(layout: Layout) -> Launch:
     """Returns the launch that writes ``out`` for short sentences. A program computes one head of a group of them."""
     from .triton_attention import forward_short
 
-    # A backward pass has fewer programs, because each of them needs memory for its sums. These programs need none.
-    max_groups = divide_up(4 * PROGRAMS, layout.num_heads)
-    sentences_per_group, num_groups = share_out(layout.bsz, min(layout.bsz, max_groups))
+    # Four times as many as in a backward pass, as these programs need no memory for sums.
+    max_programs = 4 * PROGRAMS
+    max_groups = divide_up(max_programs, layout.num_heads)
+    groups = divide_sentences(layout.bsz, max_groups)
     tile = Tile.for_whole_sentence(layout, is_forward=True)
     return Launch(
         kernel=forward_short,
-        grid=(layout.num_heads, num_groups),
-        numbers={**make_numbers(layout, tile), "sentences_per_group": sentences_per_group},
+        grid=(layout.num_heads, groups.num_groups),
+        numbers={**make_numbers(layout, tile), "sentences_per_group": groups.sentences_per_group},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def plan_backward_short(layout: Layout, sums: "GroupSums") -> Launch:
+    """Returns the launch that writes gradients for short sentences. A program computes one head of a group of them."""
+    from .triton_attention import backward_short
+
+    tile = Tile.for_whole_sentence(layout, is_forward=False)
+    return Launch(
+        kernel=backward_short,
+        grid=(layout.num_heads, sums.groups.num_groups),
+        numbers={**make_numbers(layout, tile), **sums.numbers()},
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
 
 
 def plan_long_sentences(layout: Layout) -> Launches:
-    """Returns the launches of the kernels for sentences of any length: one forward, and several backward."""
+    """Returns the launches of the kernels for sentences of any length: one forward, and several backward.
+
+    Three kernels of the backward pass compute gradients, those of rows, of columns and of the matrix. They leave sums
+    in memory, which the kernel `add` adds up. A kernel that has nothing to write is not launched.
+    """
     forward = plan_forward_long(layout)
     if not layout.wanted:
         return Launches(forward, backward=[], memory={})
-    row_tile = Tile.for_kernel("rows", layout)
-    column_tile = Tile.for_kernel("columns", layout)
-    matrix_tile = Tile.for_kernel("matrix", layout)
-
-    # 1. What the kernels leave in memory.
-    column_sums = plan_group_sums(
-        layout,
-        tiles_per_head=divide_up(layout.length, column_tile.columns),
-        shared_tensors=("dense_key", "bias_row"),
-        summands=("product", "dense", "bias_row"),
-    )
-    matrix_sums = plan_group_sums(
-        layout,
-        tiles_per_head=divide_up(layout.length, matrix_tile.rows) * divide_up(layout.length, matrix_tile.columns),
-        shared_tensors=("matrix",),
-        summands=("matrix",),
-    )
-    row_parts = layout.bsz * divide_up(layout.length, row_tile.rows)  # a part for each tile of each sentence
-    memory_of_rows = {**measure_parts(layout, ("outer",), row_parts), **measure_delta(layout)}
-
-    # 2. The launches. That of the rows comes first, because the others read the ``delta`` that it writes. A launch is
-    # left out if it has nothing to write.
+    row_sums = plan_row_sums(layout)
+    column_sums = plan_column_sums(layout)
+    matrix_sums = plan_matrix_sums(layout)
     backward = []
-    if memory_of_rows:
-        backward.append(plan_backward_rows(layout, row_tile, row_parts))
+    if row_sums.memory:
+        # It comes first, because the others read the ``delta`` that it writes.
+        backward.append(plan_backward_rows(layout, row_sums))
     if column_sums.memory or "packed" in layout.wanted:
-        backward.append(plan_backward_columns(layout, column_tile, column_sums))
+        backward.append(plan_backward_columns(layout, column_sums))
     if matrix_sums.memory:
-        backward.append(plan_backward_matrix(layout, matrix_tile, matrix_sums))
-    backward.extend(plan_addition(layout, row_parts, column_sums, matrix_sums))
-    return Launches(forward, backward, memory={**column_sums.memory, **matrix_sums.memory, **memory_of_rows})
+        backward.append(plan_backward_matrix(layout, matrix_sums))
+    backward.extend(plan_addition(layout, row_sums, column_sums, matrix_sums))
+    return Launches(forward, backward, memory={**column_sums.memory, **matrix_sums.memory, **row_sums.memory})
 
 
 def plan_forward_long(layout: Layout) -> Launch:
-    """Returns the launch that writes ``out`` and ``lse``. A program computes a tile of rows of one head."""
+    """Returns the forward launch for sentences of any length. A program computes a tile of rows of one head.
+
+    It writes ``out``, and ``lse``, the logarithm of the softmax's denominator for each row.
+    """
     from .triton_attention import forward
 
     tile = Tile.for_kernel("forward", layout)
+    tiles_of_sentence = divide_up(layout.length, tile.rows)
     return Launch(
         kernel=forward,
-        grid=(layout.bsz * layout.num_heads * divide_up(layout.length, tile.rows),),
+        grid=(layout.bsz * layout.num_heads * tiles_of_sentence,),
         numbers=make_numbers(layout, tile),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
 
 
-def plan_backward_rows(layout: Layout, tile: "Tile", programs_per_head: int) -> Launch:
+def plan_backward_rows(layout: Layout, sums: "GroupSums") -> Launch:
     """Returns the launch that writes ``delta`` and the gradients of rows. A program has a tile of rows of one head."""
     from .triton_attention import backward_rows
 
+    tile = Tile.for_kernel("rows", layout)
     return Launch(
         kernel=backward_rows,
-        grid=(programs_per_head * layout.num_heads,),
+        grid=(sums.programs_per_head() * layout.num_heads,),
         numbers=make_numbers(layout, tile),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
 
 
-def plan_backward_columns(layout: Layout, tile: "Tile", sums: "GroupSums") -> Launch:
+def plan_backward_columns(layout: Layout, sums: "GroupSums") -> Launch:
     """Returns the launch for the gradients of columns. A program has some columns of one head of a group."""
     from .triton_attention import backward_columns
 
+    tile = Tile.for_kernel("columns", layout)
     return Launch(
         kernel=backward_columns,
         grid=(sums.programs_per_head() * layout.num_heads,),
@@ -371,10 +381,11 @@ def plan_backward_columns(layout: Layout, tile: "Tile", sums: "GroupSums") -> La
     )
 
 
-def plan_backward_matrix(layout: Layout, tile: "Tile", sums: "GroupSums") -> Launch:
+def plan_backward_matrix(layout: Layout, sums: "GroupSums") -> Launch:
     """Returns the launch for the gradient of the matrix. A program has a tile of it for one head of a group."""
     from .triton_attention import backward_matrix
 
+    tile = Tile.for_kernel("matrix", layout)
     return Launch(
         kernel=backward_matrix,
         grid=(sums.programs_per_head() * layout.num_heads,),
@@ -385,7 +396,10 @@ def plan_backward_matrix(layout: Layout, tile: "Tile", sums: "GroupSums") -> Lau
 
 
 def make_numbers(layout: Layout, tile: "Tile") -> dict[str, Any]:
-    """Returns the arguments that all kernels of `triton_attention` have and that are no tensors, by name."""
+    """Returns the arguments that all kernels of `triton_attention` have and that are no tensors, by name.
+
+    These are the fields of `CallNumbers`, and ``constants``.
+    """
     numbers = CallNumbers(
         T=layout.length,
         B=layout.bsz,
@@ -405,6 +419,13 @@ def make_numbers(layout: Layout, tile: "Tile") -> dict[str, Any]:
 # ---- sums over groups of sentences
 
 
+class SentenceGroups(NamedTuple):
+    """The groups that a batch is divided into."""
+
+    num_groups: int
+    sentences_per_group: int  # the last group may have fewer
+
+
 class GroupSums(NamedTuple):
     """How a kernel sums gradients over groups of sentences, and the memory that the sums need.
 
@@ -412,19 +433,56 @@ class GroupSums(NamedTuple):
     share, and writes the sums into memory. `plan_addition` plans the launch that adds up the groups.
     """
 
-    num_groups: int
-    sentences_per_group: int  # the last group may have fewer
+    groups: SentenceGroups
     tiles_per_head: int  # so many programs compute a head in a group
     numbers_per_group: int  # how many numbers the sums of a group have, without the parts of the weights' gradients
     memory: dict[str, int]  # {field of `PartialSums`: how many numbers it has}
 
     def programs_per_head(self) -> int:
         """Returns how many programs compute a head. Each leaves a part of the gradients of the weights."""
-        return self.num_groups * self.tiles_per_head
+        return self.groups.num_groups * self.tiles_per_head
 
     def numbers(self) -> dict[str, int]:
         """Returns the arguments of the kernel that say how it divides the sentences, by name."""
-        return GroupNumbers(self.sentences_per_group, self.numbers_per_group)._asdict()
+        return GroupNumbers(self.groups.sentences_per_group, self.numbers_per_group)._asdict()
+
+
+def plan_row_sums(layout: Layout) -> GroupSums:
+    """Returns what `backward_rows` leaves in memory: ``delta``, and parts of the gradient of the weight of ``outer``.
+
+    A program computes a tile of rows of a single sentence. So each sentence is a group of its own.
+    """
+    tile = Tile.for_kernel("rows", layout)
+    tiles_per_head = divide_up(layout.length, tile.rows)
+    parts = measure_parts(layout, summands=["outer"], num_parts=layout.bsz * tiles_per_head)
+    return GroupSums(
+        groups=SentenceGroups(num_groups=layout.bsz, sentences_per_group=1),
+        tiles_per_head=tiles_per_head,
+        numbers_per_group=0,
+        memory={**parts, **measure_delta(layout)},
+    )
+
+
+def plan_column_sums(layout: Layout) -> GroupSums:
+    """Returns how `backward_columns` sums over sentences. A program computes a tile of columns."""
+    tile = Tile.for_kernel("columns", layout)
+    return plan_group_sums(
+        layout,
+        tiles_per_head=divide_up(layout.length, tile.columns),
+        shared_tensors=["dense_key", "bias_row"],
+        summands=["product", "dense", "bias_row"],
+    )
+
+
+def plan_matrix_sums(layout: Layout) -> GroupSums:
+    """Returns how `backward_matrix` sums over sentences. A program computes a tile of rows and columns."""
+    tile = Tile.for_kernel("matrix", layout)
+    return plan_group_sums(
+        layout,
+        tiles_per_head=divide_up(layout.length, tile.rows) * divide_up(layout.length, tile.columns),
+        shared_tensors=["matrix"],
+        summands=["matrix"],
+    )
 
 
 def plan_group_sums(
@@ -432,26 +490,31 @@ def plan_group_sums(
 ) -> GroupSums:
     """Returns how a kernel sums the gradients that are wanted over groups of sentences.
 
+    The larger the groups, the less memory the sums need. But there have to be enough groups to keep a GPU busy.
+
     Args:
         layout: The layout.
         tiles_per_head: How many programs of the kernel compute a head in a group.
         shared_tensors: The tensors in `CallTensors` whose gradients the kernel can sum.
         summands: The summands whose weights have gradients that the kernel can sum.
     """
-    sizes = measure_sums(layout, shared_tensors)
+    sizes_in_group = measure_sums(layout, shared_tensors)
     weighted_summands = list_wanted_weights(layout, summands)
-    # A program for queries and keys has nothing that it could share between sentences. So each sentence is a group. All
-    # other sums take less memory if the groups are larger, but then there are fewer programs.
-    only_product = not sizes and set(weighted_summands) <= {"product"}
-    max_groups = layout.bsz if only_product else count_groups_of_busy_gpu(layout, tiles_per_head)
-    sentences_per_group, num_groups = share_out(layout.bsz, min(layout.bsz, max_groups))
-    num_parts = num_groups * tiles_per_head
+    # Sentences share no queries and keys. If a kernel has only these, larger groups would save nothing.
+    has_only_queries_and_keys = not sizes_in_group and set(weighted_summands) <= {"product"}
+    if has_only_queries_and_keys:
+        max_groups = layout.bsz
+    else:
+        max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
+    groups = divide_sentences(layout.bsz, max_groups)
+    programs_per_head = groups.num_groups * tiles_per_head
+    memory_of_sums = repeat_for_groups(sizes_in_group, groups.num_groups)
+    memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
     return GroupSums(
-        num_groups=num_groups,
-        sentences_per_group=sentences_per_group,
+        groups=groups,
         tiles_per_head=tiles_per_head,
-        numbers_per_group=sum(sizes.values()),
-        memory={**repeat_for_groups(sizes, num_groups), **measure_parts(layout, summands, num_parts)},
+        numbers_per_group=sum(sizes_in_group.values()),
+        memory={**memory_of_sums, **memory_of_parts},
     )
 
 
@@ -481,22 +544,27 @@ def measure_sums(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int
 
 
 def repeat_for_groups(sizes: dict[str, int], num_groups: int) -> dict[str, int]:
-    """Returns the memory for the sums of all groups, for sizes of one group.
+    """Returns the memory for the sums of all groups, {name: how many numbers}.
 
     The sums of a group lie side by side, and so do the groups. For dense_key (d), bias_row (b) and three groups, the
     memory is
 
         d0 b0 d1 b1 d2 b2
 
-    The kernels are told where d0 and b0 begin. They find the sums of the other groups from there. So the name
-    ``dense_key`` is for d0, and the last name, ``bias_row``, is for all the rest.
+    The kernels are told where d0 and b0 begin, and find the sums of the other groups from there. So the memory is
+    divided into d0 for the name ``dense_key``, and all the rest for the last name, ``bias_row``.
+
+    Args:
+        sizes: {name: how many numbers the sum of one group has}.
+        num_groups: The number of groups.
     """
     if not sizes:
         return {}
-    *first_names, last_name = sizes
-    memory = {name: sizes[name] for name in first_names}
-    size_of_all_groups = num_groups * sum(sizes.values())
-    memory[last_name] = size_of_all_groups - sum(memory.values())
+    size_of_group = sum(sizes.values())
+    size_of_later_groups = (num_groups - 1) * size_of_group
+    *_, last_name = sizes
+    memory = dict(sizes)
+    memory[last_name] += size_of_later_groups
     return memory
 
 
@@ -525,12 +593,12 @@ def align(number: int) -> int:
     return divide_up(number, 4) * 4  # a number in fp32 has 4 bytes
 
 
-def plan_addition(layout: Layout, row_parts: int, column_sums: GroupSums, matrix_sums: GroupSums) -> list[Launch]:
+def plan_addition(layout: Layout, row_sums: GroupSums, column_sums: GroupSums, matrix_sums: GroupSums) -> list[Launch]:
     """Returns the last launch of a backward pass, which adds up partial sums; no launch if there are none.
 
     Args:
         layout: The layout.
-        row_parts: How many parts of the gradient of the outer product's weight each head has.
+        row_sums: The parts for the weight of the outer product.
         column_sums: The sums for dense_key and bias_row, and the parts for the weights of product, dense and bias_row.
         matrix_sums: The sums for the matrix, and the parts for its weight.
     """
@@ -542,9 +610,9 @@ def plan_addition(layout: Layout, row_parts: int, column_sums: GroupSums, matrix
     numbers = AdditionNumbers(
         H=layout.num_heads,
         T=layout.length,
-        column_groups=column_sums.num_groups,
+        column_groups=column_sums.groups.num_groups,
         column_numbers=column_sums.numbers_per_group,
-        matrix_groups=matrix_sums.num_groups,
+        matrix_groups=matrix_sums.groups.num_groups,
         matrix_numbers=matrix_sums.numbers_per_group,
         dense_key_rows=layout.dense_key_rows,
         dense_key_columns=layout.dense_width,
@@ -552,7 +620,7 @@ def plan_addition(layout: Layout, row_parts: int, column_sums: GroupSums, matrix
         bias_row_columns=layout.bias_row_columns,
         matrix_rows=layout.matrix_rows,
         matrix_columns=layout.matrix_columns,
-        row_parts=row_parts,
+        row_parts=row_sums.programs_per_head(),
         column_parts=column_sums.programs_per_head(),
         matrix_parts=matrix_sums.programs_per_head(),
     )
@@ -577,20 +645,25 @@ def plan_addition(layout: Layout, row_parts: int, column_sums: GroupSums, matrix
 def count_programs_of_addition(layout: Layout) -> int:
     """Returns the number of programs of the kernel `add`.
 
-    A program writes a block of numbers of the gradient of a shared tensor, or the gradient of one summand's weight in
-    all heads.
+    - For each wanted gradient of a shared tensor (H, rows, columns), a program writes a block of `ADDITION_BLOCK`
+      numbers. The gradient has the size of the parameter, which may be larger than the sentences need.
+    - For the weights (M, H), a program writes one row.
     """
-    matrix_block = DISTANCES_BLOCK if layout.is_by_distance else ADDITION_BLOCK
-    size_of_dense_key = layout.num_heads * layout.dense_key_rows * layout.dense_width
-    size_of_bias_row = layout.num_heads * layout.bias_row_columns
-    size_of_matrix = layout.num_heads * layout.matrix_rows * layout.matrix_columns
-    num_programs = {
-        "dense_key": divide_up(size_of_dense_key, ADDITION_BLOCK),
-        "bias_row": divide_up(size_of_bias_row, ADDITION_BLOCK),
-        "matrix": divide_up(size_of_matrix, matrix_block),
-        "weights": layout.number_of_weights,
-    }
-    return sum(number for name, number in num_programs.items() if name in layout.wanted)
+    num_programs = 0
+    if "dense_key" in layout.wanted:
+        size_of_dense_key = layout.num_heads * layout.dense_key_rows * layout.dense_width
+        num_programs += divide_up(size_of_dense_key, ADDITION_BLOCK)
+    if "bias_row" in layout.wanted:
+        size_of_bias_row = layout.num_heads * layout.bias_row_columns
+        num_programs += divide_up(size_of_bias_row, ADDITION_BLOCK)
+    if "matrix" in layout.wanted:
+        # Each value by distance is the sum of a diagonal, so that a program writes fewer of them.
+        matrix_block = DISTANCES_BLOCK if layout.is_by_distance else ADDITION_BLOCK
+        size_of_matrix = layout.num_heads * layout.matrix_rows * layout.matrix_columns
+        num_programs += divide_up(size_of_matrix, matrix_block)
+    if "weights" in layout.wanted:
+        num_programs += layout.number_of_weights
+    return num_programs
 
 
 # ---- tiles
@@ -628,7 +701,9 @@ class Tile(NamedTuple):
             kernel: ``forward``, or the kernel of the backward pass: ``rows``, ``columns`` or ``matrix``.
             layout: The call.
         """
-        if len(layout.summands_with_tiles()) > 2:
+        # The registers hold a tile of each summand. With three summands or more, tiles have to be small.
+        has_many_summands = len(layout.summands_with_tiles()) > 2
+        if has_many_summands:
             tile = Tile.for_many_summands(kernel, layout)
         else:
             tile = Tile.for_few_summands(kernel, layout)
@@ -655,14 +730,15 @@ class Tile(NamedTuple):
         has_outer_product = layout.right_width > 0
         square = Tile(rows=64, columns=64, warps=4, stages=2)
         tall = Tile(rows=64, columns=32, warps=4, stages=3)
+        wide = Tile(rows=32, columns=64, warps=4, stages=2)
         if kernel == "rows":
             return tall
         if kernel == "forward" and (has_dense_product or has_outer_product):
             return tall
         if kernel == "columns" and has_dense_product:
-            return Tile(rows=32, columns=64, warps=4, stages=3)
+            return wide._replace(stages=3)
         if kernel == "columns" and not has_product:
-            return Tile(rows=32, columns=64, warps=4, stages=2)
+            return wide
         return square
 
 
@@ -674,14 +750,14 @@ def divide_up(n: int, m: int) -> int:
     return -(-n // m)
 
 
-def share_out(bsz: int, groups: int) -> tuple[int, int]:
-    """Returns how many sentences a group has, and how many groups there are: up to `groups`, none of them empty.
+def divide_sentences(bsz: int, max_groups: int) -> SentenceGroups:
+    """Returns groups of the same size, up to `max_groups` of them. The last group may be smaller, but is not empty.
 
     For example, 10 sentences in up to 4 groups are 3 in each group, and the last group has 1. In up to 6 groups, they
     are 2 in each of 5 groups.
     """
-    sentences_per_group = divide_up(bsz, groups)
-    return sentences_per_group, divide_up(bsz, sentences_per_group)
+    sentences_per_group = divide_up(bsz, max_groups)
+    return SentenceGroups(num_groups=divide_up(bsz, sentences_per_group), sentences_per_group=sentences_per_group)
 
 
 def power_of_2(n: int) -> int:
@@ -691,12 +767,12 @@ def power_of_2(n: int) -> int:
 
 def make_constants(layout: Layout, tile: Tile) -> Constants:
     """Returns the `Constants` that the kernels of a call are compiled for, in Triton's form."""
-    # If all widths are multiples of 8, so are all strides, and the kernels read 8 numbers at once.
+    # All strides are multiples of a width. If the widths are multiples of 8, the kernels read 8 numbers at once.
     widths = (layout.value_width, layout.query_width, layout.dense_width)
     are_multiples_of_8 = all(width % 8 == 0 for width in widths)
-    dtype_of_packed, *_ = layout.dtypes  # every call has this tensor, which is the first one of `CallTensors`
-    # Only tests compute in fp32. They check exact products. In half precision this has no effect.
-    precision = "ieee" if dtype_of_packed == torch.float32 else "tf32"
+    # Only tests compute in fp32. They need exact products, not those in tf32. For half precision, this has no effect.
+    is_fp32 = layout.dtypes.packed == torch.float32
+    precision = "ieee" if is_fp32 else "tf32"
     constants = Constants(
         VALUE_WIDTH=layout.value_width,
         VALUE_BLOCK=power_of_2(layout.value_width),

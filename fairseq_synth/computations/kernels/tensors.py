@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...logits import Bias, Diagonals, Logits, Outer, Product, Term
 from ...positions import take_positions
-from .arguments import WeightRows
+from .arguments import CallTensors, WeightRows
 from .launches import Layout, divide_up
 
 # Up to so many rows R1 R2^T is computed whole: to slice R1 and R2 first would add a launch for each slice's gradient.
@@ -49,7 +49,7 @@ class Call(NamedTuple):
     key_padding_mask: Tensor | None
     attn_mask: Tensor | None
     layout: Layout
-    tensors: list[Tensor]  # the tensors that the kernels read, with the names ``layout.tensor_names``
+    tensors: CallTensors
     hidden: Tensor | None  # the padding mask in bytes, not 0 at padding
 
 
@@ -61,31 +61,34 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
         value: V, (B, H, T, d_h), whose sizes tell how many sentences and rows there are.
     """
     bsz, _, length, _ = value.size()
-    summands = sort_all_but_biases_of_one_sentence(logits) if bsz == 1 else sort_all_but_biases(logits)
-    for bias in logits.biases:
-        num_sentences, _, num_rows, _ = bias.bias.size()
+    # Diagonals are a matrix that is the same for all sentences.
+    summands = Summands(product=[], dense=[], outer=logits.outers, bias_row=[], matrix=[*logits.diagonals], others=[])
+    if bsz == 1:
+        add_products_of_one_sentence(summands, logits.products)
+    else:
+        add_products(summands, logits.products)
+    for term in logits.biases:
+        num_sentences, _, num_rows, _ = term.bias.size()
         if num_sentences > 1:
-            summands.others.append(bias)
+            summands.others.append(term)
         elif num_rows < length:  # a single row, which is added to all rows of the logits
-            summands.bias_row.append(bias)
+            summands.bias_row.append(term)
         else:
-            summands.matrix.append(bias)
+            summands.matrix.append(term)
     return summands
 
 
-def sort_all_but_biases(logits: Logits) -> Summands:
-    """Returns the terms of a batch, sorted by the summand of the kernels that they are. The biases are left out.
+def add_products(summands: Summands, products: Sequence[Product]) -> None:
+    """Adds the products of a batch of several sentences to the summand of the kernels that each of them is.
 
-    Diagonals are a matrix that is the same for all sentences. The first size of a product's factor is 1 if all
-    sentences share it, and B otherwise. So there are four kinds of products:
+    The first size of a product's factor is 1 if all sentences share it, and B otherwise. So there are four kinds:
 
     - Both factors are shared, as in factorized random, where R1 R2^T is a matrix for all sentences: ``matrix``.
     - Only the queries are shared, which no function of the paper does: ``others``.
     - Only the keys are shared, as in dense, where W2 takes the place of the keys: ``dense``.
     - Both differ by sentence, as in vanilla: ``product``.
     """
-    summands = Summands(product=[], dense=[], outer=logits.outers, bias_row=[], matrix=[*logits.diagonals], others=[])
-    for product in logits.products:
+    for product in products:
         is_query_shared = product.query.size(0) == 1
         is_key_shared = product.key.size(0) == 1
         if is_query_shared and is_key_shared:
@@ -96,25 +99,21 @@ def sort_all_but_biases(logits: Logits) -> Summands:
             summands.dense.append(product)
         else:
             summands.product.append(product)
-    return summands
 
 
-def sort_all_but_biases_of_one_sentence(logits: Logits) -> Summands:
-    """Returns the terms of a batch of a single sentence, sorted as by `sort_all_but_biases`.
+def add_products_of_one_sentence(summands: Summands, products: Sequence[Product]) -> None:
+    """Adds the products of a batch of a single sentence to summands of the kernels.
 
-    With one sentence, the first size of every factor is 1, so that it does not tell what is shared. Each product may be
-    any summand. The last product becomes `product`: in a mixture, its queries and keys are those of the projections,
-    which the kernels then read without a copy. The one before it becomes `dense`, and all others are `matrix`.
+    With one sentence, it makes no difference which tensors all sentences share. So each product may be any summand. The
+    last product becomes ``product``: in a mixture, its queries and keys are those of the projections, which the kernels
+    then read without a copy. The one before it becomes ``dense``, and all others are added to ``matrix``.
     """
-    products = logits.products
-    return Summands(
-        product=products[-1:],
-        dense=products[-2:-1],
-        outer=logits.outers,
-        bias_row=[],
-        matrix=[*products[:-2], *logits.diagonals],
-        others=[],
-    )
+    remaining = list(products)
+    if remaining:
+        summands.product.append(remaining.pop())
+    if remaining:
+        summands.dense.append(remaining.pop())
+    summands.matrix.extend(remaining)
 
 
 # ---- the tensors and the layout of a call
@@ -162,13 +161,13 @@ class Weights(NamedTuple):
 
     tensor: Any  # (M, H)
     rows: WeightRows
-    number: int  # M
+    num_rows: int  # M
 
 
 NO_DENSE_PRODUCT = DenseProduct(query=None, key=None, key_rows=0, width=0)
 NO_OUTER_PRODUCT = OuterProduct(factors=None, left_width=0, right_width=0)
 NOTHING = Whole(tensor=None, rows=0, columns=0)
-NO_WEIGHTS = Weights(tensor=None, rows=WeightRows(), number=0)
+NO_WEIGHTS = Weights(tensor=None, rows=WeightRows(), num_rows=0)
 
 
 def prepare_call(
@@ -192,23 +191,27 @@ def prepare_call(
     bias_row = read_bias_row(summands.bias_row, heads) if summands.bias_row else NOTHING
     matrix = read_matrix(summands.matrix, heads, length) if summands.matrix else NOTHING
     weights = read_weights(summands, heads)
-    # In the order of `CallTensors`.
-    all_tensors = {
-        "packed": projections.packed,
-        "dense_query": dense.query,
-        "dense_key": dense.key,
-        "factors": outer.factors,
-        "bias_row": bias_row.tensor,
-        "matrix": matrix.tensor,
-        "weights": weights.tensor,
-    }
-    tensors = {name: tensor for name, tensor in all_tensors.items() if tensor is not None}
+    tensors = CallTensors(
+        packed=projections.packed,
+        dense_query=dense.query,
+        dense_key=dense.key,
+        factors=outer.factors,
+        bias_row=bias_row.tensor,
+        matrix=matrix.tensor,
+        weights=weights.tensor,
+    )
+    dtypes: dict[str, torch.dtype] = {}
+    wanted: list[str] = []
+    for name, tensor in zip(CallTensors._fields, tensors):
+        if tensor is None:
+            continue
+        dtypes[name] = tensor.dtype
+        if tensor.requires_grad:
+            wanted.append(name)
     layout = Layout(
         device=value.device,
-        # The tuples are made from lists, which is faster than from generators.
-        tensor_names=tuple(tensors),
-        dtypes=tuple([tensor.dtype for tensor in tensors.values()]),
-        wanted=tuple([name for name, tensor in tensors.items() if tensor.requires_grad]),
+        dtypes=CallTensors(**dtypes),
+        wanted=tuple(wanted),
         length=length,
         bsz=bsz,
         num_heads=heads,
@@ -227,14 +230,14 @@ def prepare_call(
         matrix_rows=matrix.rows,
         matrix_columns=matrix.columns,
         is_by_distance=matrix.is_by_distance,
-        number_of_weights=weights.number,
+        number_of_weights=weights.num_rows,
         weight_rows=weights.rows,
     )
     hidden = None
     if key_padding_mask is not None:
         hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
-    hidden, *aligned_tensors = align_memory([hidden, *tensors.values()])
-    return Call(logits, value, key_padding_mask, attn_mask, layout, aligned_tensors, hidden)
+    hidden, *aligned_tensors = align_memory([hidden, *tensors])
+    return Call(logits, value, key_padding_mask, attn_mask, layout, CallTensors(*aligned_tensors), hidden)
 
 
 def pack_projections(products: list[Product], value: Tensor) -> PackedProjections:
@@ -247,17 +250,26 @@ def pack_projections(products: list[Product], value: Tensor) -> PackedProjection
 
 
 def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
-    """Returns the query and the shared keys of a product."""
+    """Returns the queries and the shared keys of the summand ``dense``, as the kernels read them.
+
+    Args:
+        products: A single product ``scale * query @ key^T``. The query is (B or 1, H or 1, T, r), the key (1, H or 1,
+            T, r).
+        value: (B, H, T, d_h).
+    """
     (product,) = products
-    # The kernels have a scale for the summand `product`, but none for this one.
-    query = product.query if product.scale == 1.0 else product.query * product.scale
     bsz, heads, _, _ = value.size()
+    query = product.query
+    if product.scale != 1.0:
+        query = query * product.scale  # the kernels have a scale for the summand `product`, but none for this one
+    width = product.key.size(3)  # r
     key = read_whole(product.key, heads)
-    width = product.key.size(3)
     if key.columns != width:
-        # The parameter has more columns than the keys. The kernels read all columns, so that the keys are copied.
+        # The keys are the first columns of a larger parameter. The kernels would read all of its columns.
         key = copy_whole(product.key, heads)
-    return DenseProduct(order_by_head(query, bsz, heads, value.dtype), key.tensor, key.rows, width)
+    return DenseProduct(
+        query=order_by_head(query, bsz, heads, value.dtype), key=key.tensor, key_rows=key.rows, width=width
+    )
 
 
 def read_outer_product(outers: list[Outer], value: Tensor) -> OuterProduct:
@@ -278,8 +290,8 @@ def read_bias_row(biases: list[Bias], heads: int) -> Whole:
 def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
     """Returns the matrix R that the kernels read.
 
-    The matrix of a single term is without its weight, because the kernels multiply it by the weight. Several terms are
-    added up. Each is multiplied by its own weight first, so that their sum needs no weight (`find_weights`).
+    - A single term is read without its weight, because the kernels multiply by the weight.
+    - Several terms are added up. Each is multiplied by its own weight first, so that the sum has no weight.
     """
     if len(terms) > 1:
         return compute_matrix(terms, heads, length)
@@ -297,25 +309,23 @@ def compute_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: 
 
 
 def multiply_parameters(term: Product, heads: int, length: int) -> Whole:
-    """Returns ``R1 R2^T`` without the weight of the term.
+    """Returns the matrix ``scale * R1 R2^T``, (H, rows, columns), without the weight of the term.
 
-    Usually this is the product of whole parameters, which may have more rows than the sentences. Then R1 and R2 need
-    not be sliced, and neither do their gradients. Otherwise it is the product of their first `length` rows.
+    Usually R1 and R2 are whole parameters, and the matrix has a row for each row of R1. It may have more rows than the
+    sentences need. So neither R1 and R2 nor their gradients have to be sliced. In some cases, the matrix is computed
+    from the first `length` rows of R1 and R2 instead, and has `length` rows.
 
     Args:
-        term: The product of R1 (the query) and R2 (the key).
+        term: The product of R1 (the query) and R2 (the key), (1, H or 1, length, k) each.
         heads: H.
-        length: How many rows of R1 and R2 the sentences need.
+        length: T.
     """
     query = read_whole(term.query, heads)
     key = read_whole(term.key, heads)
-    # It would take too long to multiply rows that no sentence needs.
-    are_long = max(query.rows, key.rows) > MAX_ROWS_UNSLICED
-    # A parameter (H, columns) has a single row for each head, but `bmm` takes three dimensions.
-    are_3d = query.tensor.dim() == 3 and key.tensor.dim() == 3
-    # `bmm` does not multiply by a scale.
-    has_scale = term.scale != 1.0
-    if are_long or has_scale or not are_3d:
+    has_too_many_rows = max(query.rows, key.rows) > MAX_ROWS_UNSLICED  # to multiply all would take too long
+    has_scale = term.scale != 1.0  # `bmm` does not multiply by a scale
+    has_3_dimensions = query.tensor.dim() == 3 and key.tensor.dim() == 3  # `bmm` takes no parameter (H, columns)
+    if has_too_many_rows or has_scale or not has_3_dimensions:
         return compute_matrix([term._replace(weight=None)], heads, length)
     matrix = torch.bmm(query.tensor, key.tensor.transpose(1, 2))
     return Whole(matrix, rows=query.rows, columns=key.rows)
@@ -323,7 +333,8 @@ def multiply_parameters(term: Product, heads: int, length: int) -> Whole:
 
 # ---- views of larger tensors
 #
-# torch keeps the tensor that a view is made of in the view's attribute `_base`. No public attribute has it.
+# torch keeps the tensor that a view is made of in the view's attribute `_base`. No public attribute has it. The first
+# element of a view is ``view.storage_offset() - base.storage_offset()`` elements behind the first one of its base.
 
 
 def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
@@ -349,51 +360,56 @@ def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
 
 
 def pack(parts: list[Tensor]) -> Tensor:
-    """Returns a tensor (T, B, features) in which the parts of each token lie side by side.
+    """Returns a contiguous tensor (T, B, features) in which the parts of each token lie side by side.
 
-    The joint projection makes queries, keys and values as views of such a tensor. Then this tensor is returned, and
-    nothing is copied.
+    The joint projection of a layer computes such a tensor, and queries, keys and values are views of it. Then this
+    tensor is returned, and nothing is copied.
 
     Args:
         parts: Either [values] or [queries, keys, values]. The values are (B, H, T, d_h). Queries and keys are
             (B or 1, H or 1, T, d), and are expanded and cast to the type of the values.
     """
     value = parts[-1]
-    projections = value._base  # the tensor that the values are a view of, or None
-    if projections is not None and are_side_by_side(parts, projections):
-        return projections
+    joint_projection = value._base  # the tensor that the values are a view of, or None
+    if joint_projection is not None and are_side_by_side(parts, joint_projection):
+        return joint_projection
     bsz, heads, _, _ = value.size()
-    features = []
+    parts_by_token = []
     for part in parts:
-        by_token = part.to(value.dtype).expand(bsz, heads, -1, -1).permute(2, 0, 1, 3)  # (T, B, H, d)
-        features.append(by_token.flatten(2))  # (T, B, H d)
-    if len(features) == 1:
-        return features[0].contiguous()  # `flatten` returns a view if it can, which need not be contiguous
-    return torch.cat(features, dim=2)
+        expanded = part.to(value.dtype).expand(bsz, heads, -1, -1)  # (B, H, T, d)
+        by_token = expanded.permute(2, 0, 1, 3)  # (T, B, H, d)
+        parts_by_token.append(by_token.flatten(2))  # (T, B, H d)
+    if len(parts_by_token) > 1:
+        return torch.cat(parts_by_token, dim=2)
+    (values_by_token,) = parts_by_token
+    return values_by_token.contiguous()  # `flatten` may have copied them already
 
 
 def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
     """Returns whether parts (B, H, T, d) are views of `base` (T, B, features), and lie in it as `pack` would put them.
 
     The features of a token are then those of the first part, head by head, and then those of the next part. With two
-    heads, for example, they are
+    heads of 4 features, for example, the 24 features of a token are
 
         query 0 | query 1 | key 0 | key 1 | value 0 | value 1
+
+    The queries begin at 0, the keys at 8 and the values at 16. The stride of a dimension says how far apart two
+    neighbours in it are: two heads are 4 numbers apart, two sentences 24, and two tokens of a sentence B times 24.
     """
-    bsz, heads, length, _ = parts[-1].size()  # the values, which have all sizes
-    features_of_token = base.numel() // (length * bsz)
+    bsz, heads, length, _ = parts[-1].size()  # of the values, as no dimension of theirs is expanded
+    num_features = base.numel() // (length * bsz)
     begin_of_base = base.storage_offset()
-    features_before_part = 0  # of a token
+    expected_begin = 0
     for part in parts:
         width = part.size(3)
-        begins_behind_last_part = part.storage_offset() - begin_of_base == features_before_part
-        # How far apart two sentences, two heads, two tokens and two features are in memory.
-        expected_strides = (features_of_token, width, bsz * features_of_token, 1)
-        if not begins_behind_last_part or part.stride() != expected_strides:
+        begin = part.storage_offset() - begin_of_base
+        # for sentences, heads, tokens and features
+        expected_strides = (num_features, width, bsz * num_features, 1)
+        if begin != expected_begin or part.stride() != expected_strides:
             return False
-        features_before_part += heads * width
-    features_of_all_parts = features_before_part
-    return features_of_all_parts == features_of_token and can_replace_views(base, parts)
+        expected_begin += heads * width
+    all_features_are_used = expected_begin == num_features
+    return all_features_are_used and can_replace_views(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -407,11 +423,12 @@ def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor
 def repeat_left_factor(outer: Outer, length: int) -> Outer:
     """Returns an outer product whose left factor is long enough for `length` columns.
 
-    The columns of an outer product are all pairs of a left and a right feature: 3 left and 4 right features give 12
-    columns. A sentence of 18 tokens then needs 5 left features: the three, followed by the first and the second again.
+    An outer product has a column for each pair of a left and a right feature. For example, 3 left and 4 right features
+    give 12 columns. A sentence of 18 tokens needs 18 columns and 5 left features, as 5 * 4 is at least 18. They are
+    0 1 2 0 1: after the last left feature, the first one follows again.
 
     Args:
-        outer: The outer product, whose tensor has the left features before the right ones.
+        outer: The outer product. Its tensor `factors` has the left features, and behind them the right ones.
         length: The number of columns.
     """
     left_size = outer.left_size
@@ -437,14 +454,12 @@ def read_whole(x: Tensor, heads: int) -> Whole:
         heads: H.
     """
     base = x._base  # the tensor that x is a view of, or None
-    if base is None or base.dim() < 2 or x.size(1) != heads:
+    if base is None or base.dim() not in (2, 3):
         return copy_whole(x, heads)
-    size = base.numel()
     columns = base.size(-1)
-    rows = size // (heads * columns)
-    if size != heads * rows * columns:
-        return copy_whole(x, heads)  # `base` does not have the same number of rows for each head
-    if is_beginning(x, base, rows, columns) and can_replace_views(base, [x]):
+    rows = base.size(1) if base.dim() == 3 else 1
+    have_all_heads = x.size(1) == heads and base.size(0) == heads
+    if have_all_heads and is_beginning(x, base, rows, columns) and can_replace_views(base, [x]):
         return Whole(base, rows, columns)
     return copy_whole(x, heads)
 
@@ -471,11 +486,12 @@ def read_distances(values: Tensor, heads: int, length: int) -> Whole:
     """Returns the parameter with values by distance that `values` is the middle of, or a copy of `values`.
 
     The parameter has a value for each distance from -m to m, (H, 2 m + 1). A sentence of T tokens needs the distances
-    from -(T - 1) to T - 1, so its values begin ``m - (T - 1)`` values later. With m = 3 and T = 2, the parameter has
+    from -(T - 1) to T - 1. With m = 3 and T = 2, the parameter has values for the distances
 
         -3 -2 [-1 0 1] 2 3
 
-    and the values in brackets, which begin 2 values later, are those of the sentence.
+    and the sentence needs those in brackets, which begin at index ``m - (T - 1) = 2``. The kernels read them in the
+    parameter.
 
     Args:
         values: The values of the sentence, (1, H, 1, 2 T - 1).
@@ -483,11 +499,11 @@ def read_distances(values: Tensor, heads: int, length: int) -> Whole:
         length: T.
     """
     base = values._base  # the tensor that they are a view of, or None
-    num_distances = values.stride(1)  # from the values of one head to those of the next: 2 m + 1 in the parameter
-    if base is not None and values.size(1) == heads and base.numel() == heads * num_distances:
+    if base is not None and base.dim() == 2 and base.size(0) == heads and values.size(1) == heads:
+        num_distances = base.size(1)  # 2 m + 1
         largest_distance = num_distances // 2  # m
         begin = values.storage_offset() - base.storage_offset()
-        is_middle = begin == largest_distance - (length - 1)
+        is_middle = begin == largest_distance - (length - 1) and values.stride(1) == num_distances
         if is_middle and can_replace_views(base, [values]):
             return Whole(base, rows=1, columns=num_distances, is_by_distance=True)
     values_by_head = values[0, :, 0].expand(heads, -1).contiguous()  # (H, 2 T - 1)
@@ -514,8 +530,8 @@ def read_weights(summands: Summands, heads: int) -> Weights:
     if rows_of_one_tensor is not None:
         return rows_of_one_tensor
     joined = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
-    row_numbers = {summand: number for number, summand in enumerate(weights)}
-    return Weights(joined, WeightRows(**row_numbers), number=len(weights))
+    row_numbers = {summand: row_number for row_number, summand in enumerate(weights)}
+    return Weights(joined, WeightRows(**row_numbers), num_rows=len(weights))
 
 
 def find_weights(summands: Summands) -> dict[str, Tensor]:
@@ -529,7 +545,8 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
     }
     weights: dict[str, Tensor] = {}
     for summand, terms in terms_by_summand.items():
-        # A sum of several matrices has no weight, because `read_matrix` has multiplied each of them by its own.
+        # Only `matrix` may have several terms. They have no weight here, because `read_matrix` has multiplied each of
+        # them by its own.
         if len(terms) == 1:
             weight = terms[0].weight
             if weight is not None:
@@ -540,8 +557,8 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
 def find_rows(weights: dict[str, Tensor], heads: int) -> Weights | None:
     """Returns the tensor (M, H) that all weights are rows of, or None if there is no such tensor.
 
-    The kernels compute the gradient of this tensor, and none for the rows. Only a mixture makes weights like these, and
-    it adds no hooks that would have to see a gradient of a row.
+    For example, a tensor of 3 rows for 4 heads has 12 numbers. Its rows begin at 0, 4 and 8. A weight that begins at 8
+    is row 2.
 
     Args:
         weights: {summand: its weight, (1, H, 1, 1)}; at least one.
@@ -549,22 +566,18 @@ def find_rows(weights: dict[str, Tensor], heads: int) -> Weights | None:
     """
     first_weight, *_ = weights.values()
     base = first_weight._base  # the tensor that the weight is a view of, or None
-    if base is None or base.dim() != 2 or base.size(1) != heads or not base.is_contiguous():
+    if base is None or base.dim() != 2 or base.size(1) != heads:
         return None
-    requires_grad = base.requires_grad
-    begin_of_base = base.storage_offset()
+    if not can_replace_views(base, list(weights.values())):
+        return None
     row_numbers: dict[str, int] = {}
     for summand, weight in weights.items():
-        if weight._base is not base:
+        begin = weight.storage_offset() - base.storage_offset()
+        is_row = begin % heads == 0 and weight.stride(1) == 1
+        if not is_row:
             return None
-        if weight.requires_grad != requires_grad:
-            return None  # a view made by ``base.detach()``, whose gradient must not reach `base`
-        offset = weight.storage_offset() - begin_of_base
-        begins_with_a_row = offset % heads == 0
-        if not begins_with_a_row or weight.stride(1) != 1:
-            return None  # a view of `base`, but of no row
-        row_numbers[summand] = offset // heads
-    return Weights(base, WeightRows(**row_numbers), number=base.size(0))
+        row_numbers[summand] = begin // heads
+    return Weights(base, WeightRows(**row_numbers), num_rows=base.size(0))
 
 
 # ---- addresses
@@ -575,12 +588,14 @@ def align_memory(tensors: list[Any]) -> list[Any]:
 
     A tensor that begins elsewhere is replaced by a copy. None stays None.
     """
-    # Nearly always, all tensors are aligned. A list comprehension finds this out faster than a generator.
-    offsets = [tensor.data_ptr() % 16 for tensor in tensors if tensor is not None]
-    if not any(offsets):
-        return tensors
-    aligned = []
     for tensor in tensors:
-        is_aligned = tensor is None or tensor.data_ptr() % 16 == 0
-        aligned.append(tensor if is_aligned else tensor.clone())
-    return aligned
+        if tensor is not None and tensor.data_ptr() % 16 != 0:
+            return [copy_unless_aligned(any_tensor) for any_tensor in tensors]
+    return tensors  # as nearly always
+
+
+def copy_unless_aligned(tensor: Tensor | None) -> Tensor | None:
+    """Returns a tensor, or a copy of it if its memory does not begin at a multiple of 16 bytes. None stays None."""
+    if tensor is None or tensor.data_ptr() % 16 == 0:
+        return tensor
+    return tensor.clone()
