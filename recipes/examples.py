@@ -48,7 +48,7 @@ Examples = dict[str, list[Example]]  # {split: its examples}
 
 
 def read_examples(
-    corpus: Corpus, files: Mapping[str, Sequence[Path]], history: int | None = None, limit: int | None = None
+    corpus: Corpus, files: Mapping[str, Sequence[Path]], history_length: int | None = None, limit: int | None = None
 ) -> Examples:
     """Returns the training, validation and test examples of a corpus. They are always the same examples.
 
@@ -57,7 +57,7 @@ def read_examples(
     Args:
         corpus: its record says how the files are read.
         files: {split: its files}.
-        history: for dialogues, how many utterances before the reply are part of the source.
+        history_length: for dialogues, how many utterances before the reply are part of the source; None: `HISTORY`.
         limit: for texts with labels, how many examples are used for training and validation; None: all.
 
     Returns:
@@ -66,11 +66,13 @@ def read_examples(
     Raises:
         UserError: no example is left for one of the sets.
     """
+    if history_length is None:
+        history_length = HISTORY
     examples: Examples = {}
     for split in SPLITS:
         examples[split] = []
         for path in files.get(split, ()):
-            examples[split] += read_file(corpus, path, split, history)
+            examples[split] += read_file(corpus, path, split, history_length)
     if corpus.kind == "labels":
         examples = draw_labelled_examples(examples, limit)
         refuse_unknown_labels(corpus, examples)
@@ -151,28 +153,35 @@ def divide_test_set(examples: Sequence[Example]) -> Examples:
 def split_off(examples: Sequence[Example], share: float) -> Division:
     """Divides examples into two lists, by drawing a share of them at random.
 
-    Examples with the same paragraph or group stay together, so that no text is in two sets. The same examples are drawn
-    each time. Both lists keep the order of the examples.
+    The examples of a group, as `name_group` defines it, stay together. The same examples are drawn each time. Both
+    lists keep the order of the examples.
     """
-    groups: list[str] = []  # the group of each example
-    for index, example in enumerate(examples):
-        if example.paragraph:
-            groups.append(example.paragraph)
-        elif example.group:
-            groups.append(example.group)
-        else:
-            groups.append(str(index))  # a group that has only this example
-    different_groups = list(dict.fromkeys(groups))  # in the order of the examples, so that the draw is always the same
+    group_of_each_example = [name_group(example, index) for index, example in enumerate(examples)]
+    # `dict.fromkeys` keeps the order of the examples, so that the draw is always the same.
+    different_groups = list(dict.fromkeys(group_of_each_example))
     number_wanted = max(1, round(len(different_groups) * share))
     number_drawn = min(number_wanted, len(different_groups))  # there may be no group at all
     drawn_groups = set(random.Random(SEED).sample(different_groups, number_drawn))
     division = Division(kept=[], drawn=[])
-    for group, example in zip(groups, examples):
+    for group, example in zip(group_of_each_example, examples):
         if group in drawn_groups:
             division.drawn.append(example)
         else:
             division.kept.append(example)
     return division
+
+
+def name_group(example: Example, index: int) -> str:
+    """Returns a name that is the same for all examples that have to be in the same set, so that no text is in two sets.
+
+    It is the paragraph or else the group of the example. An example without both is alone in a group, which its index
+    among all examples names.
+    """
+    if example.paragraph:
+        return example.paragraph
+    if example.group:
+        return example.group
+    return str(index)
 
 
 # ---- files
@@ -181,17 +190,17 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
 ERRORS_OF_WRONG_ROWS = (AttributeError, KeyError, TypeError, IndexError)
 
 
-def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> Iterator[Example]:
+def read_file(corpus: Corpus, path: Path, split: str, history_length: int) -> Iterator[Example]:
     """Yields the examples of a file.
 
-    In the training set of a corpus of pairs, examples with an empty side are left out, and their number is printed.
-    Elsewhere, an empty text is an error.
+    In the training set of a corpus of pairs, examples with an empty side are left out, and their number is printed
+    after the last example. Elsewhere, an empty text is an error.
 
     Args:
         corpus: its record says how the file is read.
         path: the file.
         split: the split that the file belongs to.
-        history: for dialogues, how many utterances before the reply are part of the source.
+        history_length: for dialogues, how many utterances before the reply are part of the source.
 
     Raises:
         UserError: an example is empty, or does not have the form that the corpus should have.
@@ -205,10 +214,11 @@ def read_file(corpus: Corpus, path: Path, split: str, history: int | None) -> It
     for number, row in read_rows(corpus, path):
         where = f"{path}: line {number}"
         try:
-            example = make_example(corpus, where, row, history, default_group)
+            example = make_example(corpus, where, row, history_length, default_group)
         except ERRORS_OF_WRONG_ROWS as error:
             raise UserError(explain_wrong_row(corpus, where, error, columns=row)) from None
-        if example.source and example.target:
+        has_empty_side = not (example.source and example.target)
+        if not has_empty_side:
             yield example
         elif may_leave_out:
             number_left_out += 1
@@ -229,8 +239,8 @@ def read_rows(corpus: Corpus, path: Path) -> Rows:
     where = str(path)
     try:
         for numbered_row in read(corpus, path):
+            where = f"{path}: after line {numbered_row.number}"  # for an error in the next row
             yield numbered_row
-            where = f"{path}: after line {numbered_row.number}"
     except ERRORS_OF_WRONG_ROWS as error:
         raise UserError(explain_wrong_row(corpus, where, error)) from None
 
@@ -244,79 +254,83 @@ def explain_wrong_row(corpus: Corpus, where: str, error: Exception, columns: Ite
         error: one of `ERRORS_OF_WRONG_ROWS`.
         columns: the names of the row's columns; empty if they are not known.
     """
-    column_names = ", ".join(columns)
-    form = column_names[:99] if column_names else "another form"  # a file of another kind may have very many columns
-    return f"{where}: no row of {corpus.name}: {type(error).__name__} {error}; it has {form}"
+    contents = ", ".join(columns)[:99]  # a file of another kind may have very many columns
+    if not contents:
+        contents = "another form"
+    return f"{where}: no row of {corpus.name}: {type(error).__name__} {error}; it has {contents}"
 
 
-def make_example(corpus: Corpus, where: str, row: Row, history: int | None, default_group: str) -> Example:
+def make_example(corpus: Corpus, where: str, row: Row, history_length: int, default_group: str) -> Example:
     """Returns the example that is in a row of a file.
 
     Args:
         corpus: its record says how source and target are made of the columns.
         where: names the row in an error.
         row: {name of a column: its value}.
-        history: for dialogues, how many utterances before the reply are part of the source.
+        history_length: for dialogues, how many utterances before the reply are part of the source.
         default_group: the group of the example if the row does not name its group.
     """
-    columns = name_columns(corpus, where, row, history)
+    columns = name_columns(corpus, where, row, history_length)
     source = one_line(corpus.source.format(**columns))
     target = one_line(corpus.target.format(**columns))
     if corpus.kind == "labels":
         source = remove_markup(source)
-    # Some readers add the columns "group", "answers" and "held out with", which stand for these fields, to their rows.
-    group = str(row.get("group", ""))
+    # Only some corpora have the columns "group", "answers" and "held out with", which stand for these fields.
+    group = str(columns.get("group", ""))
     return Example(
         source,
         target,
         group=group if group else default_group,
         answers=columns.get("answers", ()),
-        paragraph=str(row.get("held out with", "")),
+        paragraph=str(columns.get("held out with", "")),
     )
 
 
-def name_columns(corpus: Corpus, where: str, row: Row, history: int | None) -> Row:
+def name_columns(corpus: Corpus, where: str, row: Row, history_length: int) -> Row:
     """Returns the columns of a row with the names and values that the format strings of its corpus need.
 
-    - All columns get the names that the corpus' record gives them.
-    - Dialogues get a further column, `history`, which has the last utterances before the reply in one text.
-    - A label is replaced by the text that the model has to write.
-    - A number is rounded. A further column, `answers`, has the exact number, as scores are computed with it.
+    - Each column gets the name that the corpus' record gives it.
+    - Dialogues, which have the columns `persona` and `turns`, get a further column `history`. See `join_history`.
+    - The value of the column `label` is replaced by the text that the model has to write. See `read_label`.
+    - A number is rounded. Scores are computed with the exact number, which a further column `answers` has.
 
     Args:
         corpus: the corpus.
         where: names the row in an error.
-        row: {name of a column: its value}. Under its new names, a dialogue has the columns `turns` and `persona`, and a
-            row with a label has the column `label`.
-        history: for dialogues, how many utterances before the reply are part of the source; None for `HISTORY`.
+        row: {name of a column: its value}.
+        history_length: for dialogues, how many utterances before the reply are part of the source.
     """
     columns = {corpus.names.get(column, column): value for column, value in row.items()}
     is_dialogue = "turns" in columns
     if is_dialogue:
-        number_of_turns = HISTORY if history is None else history
-        columns["history"] = join_history(columns["persona"], columns["turns"], number_of_turns)
-    # A corpus of pairs can have labels too. In GLUE for T5, for example, the target of a pair is the text for a label.
-    has_label = corpus.kind == "labels" or bool(corpus.labels)
-    if has_label:
-        label = str(columns["label"]).strip()
-        columns["label"] = read_label(corpus, where, label)
+        columns["history"] = join_history(columns["persona"], columns["turns"], history_length)
+    if has_labels(corpus):
+        columns["label"] = read_label(corpus, where, columns["label"])
     number_column = corpus.number  # "" for a corpus without numbers
     if number_column and number_column in columns:
-        number = columns[number_column]
-        columns[number_column] = round_number(where, number)
-        columns["answers"] = [str(number)]
+        exact_number = columns[number_column]
+        columns[number_column] = round_number(where, exact_number)
+        columns["answers"] = [str(exact_number)]
     return columns
 
 
-def join_history(persona: Sequence[str], turns: Sequence[str], number_of_turns: int) -> str:
+def has_labels(corpus: Corpus) -> bool:
+    """Returns whether the examples of a corpus have labels.
+
+    A corpus of pairs can have labels too. In GLUE for T5, for example, the target of a pair is the text for a label.
+    """
+    return corpus.kind == "labels" or bool(corpus.labels)
+
+
+def join_history(persona: Sequence[str], turns: Sequence[str], history_length: int) -> str:
     """Returns what a speaker in a dialogue knows before the reply, such as "I have a dog. | Hi! | Hello, who is it?".
 
     Args:
         persona: sentences about the speaker, all of which are used; empty if the corpus has none.
         turns: all utterances before the reply.
-        number_of_turns: how many of the last utterances are used, at least 1.
+        history_length: how many of the last utterances are used, at least 1.
     """
-    last_turns = turns[-number_of_turns:]
+    last_turns = turns[-history_length:]
     return " | ".join([*persona, *last_turns])
 
 
@@ -332,11 +346,15 @@ def round_number(where: str, number: Any) -> str:
     return f"{fifths / 5:.1f}"
 
 
-def read_label(corpus: Corpus, where: str, label: str) -> str:
+def read_label(corpus: Corpus, where: str, value: Any) -> str:
     """Returns the text that a model has to write for a label: the corpus' text for it, or else the label itself.
 
-    `where`: names the row of the file in an error.
+    Args:
+        corpus: the corpus.
+        where: names the row of the file in an error.
+        value: the label in the file, such as "1" or the number 1.
     """
+    label = str(value).strip()
     if corpus.labels:
         if label not in corpus.labels:
             raise UserError(f'{where} has the label "{label}"; it must be one of {", ".join(corpus.labels)}')
@@ -365,8 +383,10 @@ def remove_markup(text: str) -> str:
 def read_table(corpus: Corpus, path: Path) -> Rows:
     """Yields the rows of a .csv or .tsv file, without its heading.
 
+    In a corpus with `broken_rows`, rows with too few columns are skipped, and their number is printed at the end.
+
     Raises:
-        UserError: a row has too few columns, and the corpus does not allow that (`broken_rows`).
+        UserError: a row has too few columns, and the corpus has no `broken_rows`.
     """
     columns, rows = read_heading(corpus, read_cells(corpus, path))
     number_of_broken_rows = 0
@@ -390,21 +410,23 @@ class TableFile(NamedTuple):
     rows: Iterator["NumberedCells"]  # without the heading
 
 
-def read_heading(corpus: Corpus, all_rows: Iterator["NumberedCells"]) -> TableFile:
+def read_heading(corpus: Corpus, rows: Iterator["NumberedCells"]) -> TableFile:
     """Returns the names of the columns of a .csv or .tsv file, and all rows except for a heading.
 
     - If the first row is no heading, the corpus' record names the columns.
     - In texts with labels, the record names the columns too, whatever the heading calls them.
     - Otherwise, the heading names the columns.
+
+    `rows`: all rows of the file.
     """
-    first_row = next(all_rows, None)
+    first_row = next(rows, None)
+    other_rows = rows  # the iterator has gone on, so that the first row is no longer in it
     if first_row is None:  # an empty file
-        return TableFile(corpus.columns, all_rows)
+        return TableFile(corpus.columns, other_rows)
     if not is_heading(corpus, first_row.cells):
-        return TableFile(corpus.columns, itertools.chain([first_row], all_rows))
-    if corpus.kind == "labels":
-        return TableFile(corpus.columns, all_rows)
-    return TableFile(first_row.cells, all_rows)
+        return TableFile(corpus.columns, itertools.chain([first_row], other_rows))
+    columns = corpus.columns if corpus.kind == "labels" else first_row.cells
+    return TableFile(columns, other_rows)
 
 
 def read_imdb_text(corpus: Corpus, path: Path) -> Rows:
@@ -501,7 +523,7 @@ def read_two_files(corpus: Corpus, path: Path) -> Rows:
     """Yields a row for each line of a file with sources and the same line of the file with their targets."""
     targets = second_file(corpus, path)
     assert targets
-    for number, pair in enumerate(read_pairs(FilePair(path, targets), clean=str), start=1):
+    for number, pair in enumerate(read_pairs(FilePair(path, targets)), start=1):
         if corpus.columns:
             row = dict(zip(corpus.columns, pair.source.split("\t")))
             row["label"] = pair.target
@@ -569,8 +591,8 @@ def find_words(where: str, text: str, words: str, number_before: int) -> Span:
 def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
     """Returns a text in which two spans have a mark before and after them, such as "* the cat * saw # her #".
 
-    If one span contains the other, the marks of the longer span are the outer marks. For example, "* # her # cat *" has
-    the spans "her cat" and "her", which begin at the same place.
+    If one span contains the other, the marks of the longer span are the outer marks. For example, in the text "her cat"
+    the spans {"*": "her cat", "#": "her"} are marked as "* # her # cat *".
 
     Args:
         text: the text.
@@ -581,15 +603,28 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
         """Returns the length of the span with a mark."""
         return spans[mark].end - spans[mark].start
 
-    insertions: dict[int, str] = defaultdict(str)  # {index of a character: the marks that are inserted before it}
-    for mark in sorted(spans, key=length):  # where two spans end, the mark of the longer span comes last
+    # {index of a character: what is inserted before it}; for the example above, {3: " #", 7: " *", 0: "* # "}
+    insertions: dict[int, str] = defaultdict(str)
+    # The ends come first: where one span ends and the other starts, the first is closed before the other is opened.
+    for mark in sorted(spans, key=length):  # the longer span is closed last
         insertions[spans[mark].end] += f" {mark}"
-    for mark in sorted(spans, key=length, reverse=True):  # where two spans start, the mark of the longer comes first
+    for mark in sorted(spans, key=length, reverse=True):  # the longer span is opened first
         insertions[spans[mark].start] += f"{mark} "
-    marked_text = text
-    for index in sorted(insertions, reverse=True):  # from the end, as an insertion moves the characters after it
-        marked_text = marked_text[:index] + insertions[index] + marked_text[index:]
-    return marked_text
+    return insert(text, insertions)
+
+
+def insert(text: str, insertions: Mapping[int, str]) -> str:
+    """Returns a text with insertions: for "abcd" and {1: "-", 3: "+"}, this is "a-bc+d".
+
+    `insertions`: {index of a character: what is inserted before it}.
+    """
+    parts: list[str] = []
+    start = 0  # of the text after the last insertion
+    for index in sorted(insertions):
+        parts += [text[start:index], insertions[index]]
+        start = index
+    parts.append(text[start:])
+    return "".join(parts)
 
 
 def read_multirc(corpus: Corpus, path: Path) -> Rows:
@@ -601,11 +636,11 @@ def read_multirc(corpus: Corpus, path: Path) -> Rows:
     for number, row in read_objects(corpus, path):
         paragraph = re.sub(r"</?b>|<br>", " ", row["passage"]["text"])
         for question in row["passage"]["questions"]:
-            question_id = question.get("idx", question["question"])
+            question_id = question.get("idx", question["question"])  # without a number, the question names itself
             for answer in question["answers"]:
                 columns = {
                     "paragraph": paragraph,
-                    "held out with": paragraph,
+                    "held out with": paragraph,  # all examples with this text will be in the same set
                     "group": f"{number}-{question_id}",
                     "question": question["question"],
                     "answer": answer["text"],
@@ -620,25 +655,27 @@ def join_highlights(text: str) -> str:
     The text before such a line gets a full stop, unless it ends with a punctuation mark. For example,
     "Ann met Bob\\n@highlight\\nBob ran" becomes "Ann met Bob. Bob ran".
     """
-
-    def end_sentence(match: re.Match[str]) -> str:
-        """Returns what stands between two sentences: the punctuation mark of the first, or a full stop, and a space."""
-        punctuation_mark = match["mark"]
-        return f"{punctuation_mark} " if punctuation_mark else ". "
-
-    return re.sub(r"(?P<mark>[.?!\"']?)\n@highlight\n", end_sentence, text)
+    joined, *highlights = text.split("\n@highlight\n")
+    for highlight in highlights:
+        if not joined.endswith((".", "?", "!", '"', "'")):
+            joined += "."
+        joined += f" {highlight}"
+    return joined
 
 
 def read_record(corpus: Corpus, path: Path) -> Rows:
     """Yields a row for each query of the corpus ReCoRD. Its task is to fill in a missing name from a passage.
 
-    A query may have several right answers. The first is the target in training. As in T5, `join_highlights` changes the
-    passage.
+    A query may have several right answers. The first is the target in training. The queries about a passage are a
+    group. As in T5, `join_highlights` changes the passage.
     """
     for number, row in read_objects(corpus, path):
         text = row["passage"]["text"]
-        # In this corpus, "end" is the index of the last character of a name, and not of the character after it.
-        names = [text[entity["start"] : entity["end"] + 1] for entity in row["passage"]["entities"]]
+        names: list[str] = []
+        for entity in row["passage"]["entities"]:
+            start = entity["start"]
+            end = entity["end"] + 1  # in this corpus, "end" is the index of the last character of the name
+            names.append(text[start:end])
         different_names = list(dict.fromkeys(names))
         passage = join_highlights(text)
         for query in row["qas"]:
@@ -665,7 +702,7 @@ def read_persona_chat(corpus: Corpus, path: Path) -> Rows:
     dialogue = 0
     for number, line in enumerate(lines(path), start=1):
         number_in_dialogue, _, text = line.partition(" ")
-        if number_in_dialogue == "1":
+        if number_in_dialogue == "1":  # a new dialogue begins
             dialogue += 1
             persona = []
             turns = []

@@ -88,8 +88,9 @@ def replacements() -> dict[str, str]:
     table: dict[str, str] = {}
     for code in (*CONTROLS, *NO_WIDTH, *DIRECTIONS, *INVISIBLE):
         table[chr(code)] = ""
-    # In Windows-1252, these codes are punctuation marks such as “ and …. If a program has read such text as Latin 1,
-    # they have become control characters. For the five codes that Windows-1252 does not define, "ignore" returns "".
+    # In Windows-1252, these codes are punctuation marks: the quotation mark “ is 0x93. If a program has read such text
+    # as Latin 1, the mark has become the control character U+0093. For the five codes that Windows-1252 does not
+    # define, "ignore" returns "".
     for code in range(0x80, 0xA0):
         table[chr(code)] = bytes([code]).decode("cp1252", "ignore")
     for code in SPACES:
@@ -165,8 +166,10 @@ def has_dotless_i(text: str, language: str) -> bool:
     if base_code(language) not in DOTLESS_I:
         return False
     script = script_code(language)
-    if script in ("latn", "cyrl", "arab", "hebr"):  # Latin, Cyrillic, Arabic, Hebrew: all scripts of these languages
-        return script == "latn"
+    if script == "latn":
+        return True
+    if script in ("cyrl", "arab", "hebr"):  # Cyrillic, Arabic, Hebrew: the other scripts of these languages
+        return False
     return is_mostly_latin(text)
 
 
@@ -198,9 +201,11 @@ def bleu_tokenizer(language: str, text: Iterable[str] = ()) -> str:
     code = base_code(language)
     if code in TOKENIZERS:
         return TOKENIZERS[code]
-    script = SCRIPT_CODES.get(script_code(language))
-    if script:
-        return _tokenizer_for_scripts(Counter([script]))  # as for a text with one letter of this script
+    unspaced_script = SCRIPT_CODES.get(script_code(language))  # None if the code names no such script
+    if unspaced_script == "CJK":
+        return "zh"
+    if unspaced_script:
+        return "char"
     return _tokenizer_for_text(text)
 
 
@@ -212,7 +217,8 @@ def _tokenizer_for_text(text: Iterable[str]) -> str:
         number_of_words += len(line.split())
         letters_by_script.update(script_name(character) for character in line if character.isalpha())
     tokenizer = _tokenizer_for_scripts(letters_by_script)
-    # This finds scripts without spaces between words that UNSPACED_SCRIPTS does not have.
+    # 13a splits text at spaces. If the words are too long on average, this is the text of a script without spaces
+    # between words that UNSPACED_SCRIPTS does not have.
     words_are_too_long = letters_by_script.total() > MOST_LETTERS_PER_WORD * number_of_words
     if tokenizer == "13a" and words_are_too_long:
         return "char"

@@ -30,6 +30,24 @@ class FilePair(NamedTuple):
     source: Path
     target: Path
 
+    def exist(self) -> bool:
+        """Returns whether both files exist."""
+        return self.source.exists() and self.target.exists()
+
+
+def name_files(prefix: Path, sides: Sequence[str]) -> FilePair:
+    """Returns the paths of the files PREFIX.SOURCE and PREFIX.TARGET, which need not exist.
+
+    `sides`: the endings of source and target, such as ("en", "de").
+    """
+    source_side, target_side = sides
+    return FilePair(Path(f"{prefix}.{source_side}"), Path(f"{prefix}.{target_side}"))
+
+
+def in_braces(sides: Sequence[str]) -> str:
+    """Returns both endings in the form that a shell understands, such as "{en,de}"."""
+    return "{" + ",".join(sides) + "}"
+
 
 def find_file_pairs(prefixes: Sequence[Path], sides: Sequence[str]) -> list[FilePair]:
     """Returns the source and the target file for each prefix. Any file may be compressed (.gz).
@@ -38,21 +56,19 @@ def find_file_pairs(prefixes: Sequence[Path], sides: Sequence[str]) -> list[File
         prefixes: paths of files without the endings of source and target.
         sides: these two endings, such as ("en", "de").
     """
-    source_side, target_side = sides
     file_pairs: list[FilePair] = []
     for prefix in prefixes:
-        source = plain_or_compressed(Path(f"{prefix}.{source_side}"))
-        target = plain_or_compressed(Path(f"{prefix}.{target_side}"))
+        uncompressed = name_files(prefix, sides)
+        source = plain_or_compressed(uncompressed.source)
+        target = plain_or_compressed(uncompressed.target)
         file_pairs.append(FilePair(source, target))
     return file_pairs
 
 
-def read_pairs(files: FilePair, clean: Callable[[str], str] = one_line) -> Iterator[Pair]:
-    """Yields the pairs of lines of two files.
+def read_pairs(files: FilePair) -> Iterator[Pair]:
+    """Yields the pairs of lines of two files, exactly as they are in the files.
 
-    Args:
-        files: the source and the target file.
-        clean: a function that is applied to each line.
+    `files`: the source and the target file.
 
     Raises:
         UserError: one file has more lines than the other.
@@ -62,7 +78,12 @@ def read_pairs(files: FilePair, clean: Callable[[str], str] = one_line) -> Itera
         if source is None or target is None:
             shorter = files.source if source is None else files.target
             raise UserError(f"{shorter}: has only {number_read} lines, but the other side has more")
-        yield Pair(clean(source), clean(target))
+        yield Pair(source, target)
+
+
+def clean_pair(pair: Pair, clean: Callable[[str], str]) -> Pair:
+    """Returns a pair after the function `clean` was applied to both sides."""
+    return Pair(clean(pair.source), clean(pair.target))
 
 
 @contextlib.contextmanager
@@ -129,12 +150,10 @@ def clean_pairs(
         UserError: no pair can be used, or a pair cannot be used although `limits.keep_all` is set.
     """
     files = find_file_pairs(prefixes, sides)
-    source_side, target_side = sides
-    outputs = FilePair(Path(f"{output}.{source_side}"), Path(f"{output}.{target_side}"))
+    outputs = name_files(output, sides)
     prefix_names = " ".join(str(prefix) for prefix in prefixes)
-    both_endings = "{" + ",".join(sides) + "}"  # such as {en,de}, which a shell understands
-    show_step(f"{output}.{both_endings}: pairs of {prefix_names}")
-    if dry_run() or all(path.exists() for path in outputs):
+    show_step(f"{output}.{in_braces(sides)}: pairs of {prefix_names}")
+    if dry_run() or outputs.exist():
         return
     counts = PairCounts()
     with pair_writer(*outputs) as write_pair:
@@ -142,11 +161,12 @@ def clean_pairs(
             counts.add(checked)
             if checked.fault:
                 continue
-            pair = lower_pair(checked.cleaned, sides) if limits.lowercase else checked.cleaned
+            pair = checked.cleaned
+            if limits.lowercase:
+                pair = lower_pair(pair, sides)
             write_pair(pair)
-        # This is checked inside of the block, because an error in the block discards the empty files.
-        if counts.used == 0:
-            raise UserError(f"{prefixes[0]}: {counts.describe_text_without_pairs()}")
+        # An error here, inside of the block, discards the empty files.
+        counts.refuse_text_without_pairs(text_name=prefixes[0])
     counts.report()
 
 
@@ -176,10 +196,9 @@ def read_checked_pairs(files: Sequence[FilePair], limits: Limits, clean: Callabl
         UserError: a pair has a fault, and `limits.keep_all` is set.
     """
     for file_pair in files:
-        # `str` leaves the lines unchanged. They are cleaned below, as the lines before cleaning are needed too.
-        raw_pairs = itertools.islice(read_pairs(file_pair, clean=str), limits.sample)
+        raw_pairs = itertools.islice(read_pairs(file_pair), limits.sample)
         for line_number, raw in enumerate(raw_pairs, start=1):
-            cleaned = Pair(clean(raw.source), clean(raw.target))
+            cleaned = clean_pair(raw, clean)
             fault = limits.fault(cleaned)
             if fault and limits.keep_all:
                 either_line = f"line {line_number} here or in {file_pair.target.name}"
@@ -211,10 +230,12 @@ class PairCounts:
         """Returns how many pairs were left out for which reason, such as "3 empty, 1 held out"."""
         return ", ".join(f"{number} {reason}" for reason, number in self.left_out.items())
 
-    def describe_text_without_pairs(self) -> str:
-        """Returns the text of the error about a text of which all pairs were left out."""
+    def refuse_text_without_pairs(self, text_name: Path) -> None:
+        """Raises UserError if no pair of a text can be used. `text_name`: names the text in the error."""
+        if self.used > 0:
+            return
         reasons = self.describe_left_out() if self.left_out else "no text"
-        return f"none of the {self.left_out.total()} pairs can be used ({reasons})"
+        raise UserError(f"{text_name}: none of the {self.left_out.total()} pairs can be used ({reasons})")
 
     def report(self) -> None:
         """Prints the counts."""
@@ -230,50 +251,48 @@ class PairCounts:
 # ---- pairs that are held out
 
 
-def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], splits: Sequence[str]) -> frozenset[str]:
+def hold_out(prefixes: Sequence[Path], folder: Path, sides: Sequence[str], splits: Sequence[str]) -> None:
     """Draws pairs of the training text for validation or test sets, and writes them to the files FOLDER/SPLIT.SIDE.
 
     Each set gets a tenth of the pairs, but at most 1,000 pairs. They are always the same pairs, as the seed is fixed.
-    Existing files are kept. If one of them is missing, all are written again, with the same pairs. A dry run draws no
-    pairs.
+    If all files exist, they are kept. A dry run draws no pairs.
 
     Args:
         prefixes: paths of the files of the training text, without the endings of source and target.
         folder: where the files are written.
         sides: the endings of source and target.
         splits: the sets to draw: "valid", "test" or both.
-
-    Returns:
-        the lowercased sources of all drawn pairs. Pairs with these sources must not be trained on.
     """
     training_files = find_file_pairs(prefixes, sides)
     show_step(f"{' and '.join(splits)} of {folder}: drawn from the training text")
+    outputs = [name_files(folder / split, sides) for split in splits]
+    if dry_run() or all(files.exist() for files in outputs):
+        return
+    drawn = draw_pairs(training_files, splits, text_name=prefixes[0])
+    write_pairs_of_splits(drawn, folder, sides)
+
+
+def read_held_out_sources(folder: Path, sides: Sequence[str], splits: Sequence[str]) -> frozenset[str]:
+    """Returns the lowercased sources of all pairs that `hold_out` has written. They must not be trained on.
+
+    A dry run, which has written no pairs, returns an empty set. The arguments are those of `hold_out`.
+    """
     if dry_run():
         return frozenset()
-    source_side, target_side = sides
-    source_files = [folder / f"{split}.{source_side}" for split in splits]
-    target_files = [folder / f"{split}.{target_side}" for split in splits]
-    if not all(file.exists() for file in (*source_files, *target_files)):
-        drawn = draw_pairs(training_files, splits, text_name=prefixes[0])
-        write_pairs_of_splits(drawn, folder, sides)
-    return read_in_lower_case(source_files)  # the files may have been written by an earlier call
-
-
-def read_in_lower_case(files: Sequence[Path]) -> frozenset[str]:
-    """Returns all different lines of some files, in lower case."""
     lowercased: set[str] = set()
-    for file in files:
-        lowercased.update(line.lower() for line in lines(file))
+    for split in splits:
+        source_file = name_files(folder / split, sides).source
+        lowercased.update(line.lower() for line in lines(source_file))
     return frozenset(lowercased)
 
 
 def write_pairs_of_splits(pairs_by_split: Mapping[str, Sequence[Pair]], folder: Path, sides: Sequence[str]) -> None:
     """Writes the pairs of some splits to the files FOLDER/SPLIT.SIDE. `sides`: the endings of source and target."""
-    source_side, target_side = sides
     texts_by_file: dict[Path, list[str]] = {}
     for split, pairs in pairs_by_split.items():
-        texts_by_file[folder / f"{split}.{source_side}"] = [pair.source for pair in pairs]
-        texts_by_file[folder / f"{split}.{target_side}"] = [pair.target for pair in pairs]
+        files = name_files(folder / split, sides)
+        texts_by_file[files.source] = [pair.source for pair in pairs]
+        texts_by_file[files.target] = [pair.target for pair in pairs]
     with atomic_write(*texts_by_file) as parts:  # temporary files, in the same order
         for part, texts in zip(parts, texts_by_file.values()):
             write_lines(part, texts)
@@ -296,15 +315,12 @@ def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path
     Raises:
         UserError: the text has fewer than ten pairs.
     """
-    total = sum(1 for _ in _pairs_with_text(files))
-    number_per_split = min(MOST_HELD_OUT, total // 10)
+    number_of_pairs = sum(1 for _ in _pairs_with_text(files))
+    number_per_split = min(MOST_HELD_OUT, number_of_pairs // 10)
     if number_per_split == 0:
-        raise UserError(f"{text_name}: {total} pairs are too few to hold out some of them for {' and '.join(splits)}")
-    drawn_indices = random.Random(SEED).sample(range(total), number_per_split * len(splits))
-    # The indices are in random order, and the splits take turns. So each split gets a random sample of the text.
-    split_by_index: dict[int, str] = {}
-    for turn, index in enumerate(drawn_indices):
-        split_by_index[index] = splits[turn % len(splits)]
+        too_few = f"{number_of_pairs} pairs are too few to hold out some of them"
+        raise UserError(f"{text_name}: {too_few} for {' and '.join(splits)}")
+    split_by_index = draw_indices(number_of_pairs, number_per_split, splits)
     drawn: dict[str, list[Pair]] = {split: [] for split in splits}
     drawn_sources: set[str] = set()
     for index, pair in enumerate(_pairs_with_text(files)):
@@ -315,10 +331,21 @@ def draw_pairs(files: Sequence[FilePair], splits: Sequence[str], text_name: Path
     return drawn
 
 
+def draw_indices(total: int, number_per_split: int, splits: Sequence[str]) -> dict[int, str]:
+    """Draws some of the numbers from 0 to `total` - 1 for each split. Returns {drawn number: its split}."""
+    drawn_indices = random.Random(SEED).sample(range(total), number_per_split * len(splits))
+    # The indices are in random order, and the splits take turns. So each split gets a random sample of its number.
+    split_by_index: dict[int, str] = {}
+    for turn, index in enumerate(drawn_indices):
+        split_by_index[index] = splits[turn % len(splits)]
+    return split_by_index
+
+
 def _pairs_with_text(files: Sequence[FilePair]) -> Iterator[Pair]:
-    """Yields those pairs of several files that have text on both sides."""
+    """Yields those pairs of several files that have text on both sides, in the form in which text is prepared."""
     for file_pair in files:
-        for pair in read_pairs(file_pair):
+        for raw in read_pairs(file_pair):
+            pair = clean_pair(raw, one_line)
             if pair.source and pair.target:
                 yield pair
 
@@ -343,9 +370,10 @@ def corrupt_spans(
         density: the share of words that are replaced.
         span_length: the mean number of words in a span.
     """
-    outputs = FilePair(Path(f"{output}.source"), Path(f"{output}.target"))
-    show_step(f"{output}.{{source,target}}: spans of {text}, seed {seed}")
-    if dry_run() or all(path.exists() for path in outputs):
+    sides = ("source", "target")
+    outputs = name_files(output, sides)
+    show_step(f"{output}.{in_braces(sides)}: spans of {text}, seed {seed}")
+    if dry_run() or outputs.exist():
         return
     rng = random.Random(seed)
     with pair_writer(*outputs) as write_pair:
@@ -357,8 +385,7 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
     """Returns an example for T5's denoising: a text with marks in the place of some spans, and the spans with marks.
 
     For example, the words ``thank you for inviting me today`` become the pair
-    ``thank you <extra_id_0> me <extra_id_1>`` and ``<extra_id_0> for inviting <extra_id_1> today``. As in T5, the last
-    word of a block is always replaced, and the first word never is.
+    ``thank you <extra_id_0> me <extra_id_1>`` and ``<extra_id_0> for inviting <extra_id_1> today``.
 
     Args:
         block: the words of the text, at least two.
@@ -366,25 +393,47 @@ def corrupt_block(block: Sequence[str], density: float, span_length: float, rng:
         span_length: the mean number of words in a span, at least 1.
         rng: decides where the spans are.
     """
-    # At least one word is replaced, and at least one word is kept.
-    number_replaced = clamp(round(len(block) * density), 1, len(block) - 1)
-    number_kept = len(block) - number_replaced
-    # There cannot be more spans than kept words, since at least one kept word is before each span. There are not more
-    # spans than replaced words either, because `span_length` is at least 1.
-    number_of_spans = clamp(round(number_replaced / span_length), 1, number_kept)
-    # Kept and replaced words take turns. Each composition says how many words there are in each turn, at least one.
-    kept_lengths = random_composition(number_kept, number_of_spans, rng)
-    replaced_lengths = random_composition(number_replaced, number_of_spans, rng)
     remaining_words = iter(block)
     source: list[str] = []
     target: list[str] = []
-    for span_index, (kept_length, replaced_length) in enumerate(zip(kept_lengths, replaced_lengths)):
-        kept_words = list(itertools.islice(remaining_words, kept_length))
-        replaced_words = list(itertools.islice(remaining_words, replaced_length))
+    for span_index, turn in enumerate(draw_turns(len(block), density, span_length, rng)):
+        kept_words = list(itertools.islice(remaining_words, turn.kept))
+        replaced_words = list(itertools.islice(remaining_words, turn.replaced))
         mark = f"<extra_id_{span_index}>"
         source += [*kept_words, mark]
         target += [mark, *replaced_words]
     return Pair(" ".join(source), " ".join(target))
+
+
+class Turn(NamedTuple):
+    """Some words of a block for T5's denoising that are kept, and the span of words after them, which is replaced."""
+
+    kept: int  # the number of kept words, at least 1
+    replaced: int  # the number of replaced words, at least 1
+
+
+def draw_turns(number_of_words: int, density: float, span_length: float, rng: random.Random) -> list[Turn]:
+    """Divides the words of a block at random into kept and replaced words, which take turns.
+
+    As in T5, the first word is always kept, and the last word is always replaced. For example, with 6 words, a density
+    of 0.5 and a span length of 1.5, there are 3 kept words, 3 replaced words and 2 spans. [Turn(kept=2, replaced=2),
+    Turn(kept=1, replaced=1)] is one of the possible results.
+
+    Args:
+        number_of_words: the number of words in the block, at least two.
+        density: the share of words that are replaced.
+        span_length: the mean number of words in a span, at least 1.
+        rng: decides how many words there are in each turn.
+    """
+    # At least one word is replaced, and at least one word is kept.
+    number_replaced = clamp(round(number_of_words * density), 1, number_of_words - 1)
+    number_kept = number_of_words - number_replaced
+    # Each turn needs a word of both kinds.
+    most_turns = min(number_kept, number_replaced)
+    number_of_turns = clamp(round(number_replaced / span_length), 1, most_turns)
+    kept_lengths = random_composition(number_kept, number_of_turns, rng)
+    replaced_lengths = random_composition(number_replaced, number_of_turns, rng)
+    return [Turn(kept, replaced) for kept, replaced in zip(kept_lengths, replaced_lengths)]
 
 
 def clamp(number: int, smallest: int, largest: int) -> int:

@@ -6,10 +6,10 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from .languages import lower, one_line
-from .steps import UserError, atomic_write, dry_run, make_file, remove, show_step
+from .steps import UserError, atomic_file, dry_run, make_file, remove, show_step
 from .text import lines, open_to_write, write_lines
 
 # ---- Moses' tokeniser
@@ -63,38 +63,51 @@ def letters_unknown_to_moses() -> list[str]:
     return unknown
 
 
+class CharacterRange(NamedTuple):
+    """Characters whose codes follow each other, such as a, b, c and d."""
+
+    first: str
+    last: str
+
+
 def as_ranges(characters: Sequence[str]) -> str:
     """Returns characters as the inside of a character class of a regular expression.
 
-    For example, "abcdf" becomes "a-df-f", which are the ranges "a-d" and "f-f". `characters`: single characters in
+    For example, "abcdf" becomes "a-df-f", which has two ranges: "a-d" and "f-f". `characters`: single characters in
     ascending order.
     """
-    # the first and the last characters of all ranges; the codes of the characters of a range follow each other
-    firsts: list[str] = []
-    lasts: list[str] = []
+    ranges: list[CharacterRange] = []
     for character in characters:
-        continues_range = bool(lasts) and ord(character) == ord(lasts[-1]) + 1
+        continues_range = bool(ranges) and ord(character) == ord(ranges[-1].last) + 1
         if continues_range:
-            lasts[-1] = character
-        else:  # a new range begins
-            firsts.append(character)
-            lasts.append(character)
-    return "".join(f"{re.escape(first)}-{re.escape(last)}" for first, last in zip(firsts, lasts))
+            ranges[-1] = CharacterRange(ranges[-1].first, last=character)
+        else:
+            ranges.append(CharacterRange(first=character, last=character))
+    return "".join(f"{re.escape(first)}-{re.escape(last)}" for first, last in ranges)
 
 
 def choose_stand_ins(line: str) -> dict[str, str]:
-    """Chooses a letter as a stand-in for each run of characters of a line that Moses would remove or separate.
+    """Chooses the letters that protect a line from Moses' tokeniser. The same line always gets the same letters.
+
+    Moses would remove some characters, and separate others from their words. While it reads the line, each run of such
+    characters is replaced by a letter that is not in the line, its stand-in. For example, "5 m² and 3 m² 👍🏽" becomes
+    "5 mᐁ and 3 mᐁ ᐂ".
 
     Returns:
-        {run of characters: the letter that replaces it while Moses reads the line}. The same line always gets the same
-        letters.
+        {run of characters: its stand-in}, which is {"²": "ᐁ", "👍🏽": "ᐂ"} for this example.
     """
     if line.isascii():  # none of these characters is in ASCII; most lines are spared the slow search
         return {}
-    different_runs = dict.fromkeys(characters_to_keep().findall(line))  # in the order of the line
     free_letters = (letter for letter in STAND_INS if letter not in line)
-    # If a line has more runs than there are free letters, Moses treats the remaining runs in its own way.
-    return dict(zip(different_runs, free_letters))
+    stand_ins: dict[str, str] = {}
+    for run in characters_to_keep().findall(line):
+        if run in stand_ins:
+            continue
+        letter = next(free_letters, None)
+        if letter is None:  # Then Moses treats the remaining runs in its own way.
+            break
+        stand_ins[run] = letter
+    return stand_ins
 
 
 def with_stand_ins(line: str) -> str:
@@ -130,14 +143,16 @@ def tokenize_file(
         stand_ins: protect the characters that Moses would remove or separate from their words. This is needed if the
             words are joined to a text again later.
     """
+    if output.exists():
+        return
     dashes = " -a" if dash_splits else ""
     # "normalize" and "tokenize" are two commands of sacremoses, which it runs one after the other.
     moses_command = f"sacremoses --quiet -l {language} -j {processes} normalize -c tokenize{dashes}"
-    is_made_now = not dry_run() and not output.exists()
-    if stand_ins and is_made_now and needs_stand_ins(text):
+    # In a dry run, the text may not exist.
+    has_characters_to_protect = stand_ins and not dry_run() and needs_stand_ins(text)
+    if has_characters_to_protect:
         tokenize_with_stand_ins(text, output, moses_command)
     else:
-        # In a dry run, `make_file` only prints the command. If the output exists, it does nothing.
         make_file(output, f"{moses_command} < {quote(str(text))}")
 
 
@@ -161,14 +176,14 @@ def tokenize_with_stand_ins(text: Path, output: Path, moses_command: str) -> Non
     )
     try:
         # 1. replace the characters
-        with atomic_write(text_with_stand_ins) as (part,):
+        with atomic_file(text_with_stand_ins) as part:
             write_lines(part, (with_stand_ins(line) for line in lines(text)))
         # 2. tokenise
         make_file(words_with_stand_ins, f"{moses_command} < {quote(str(text_with_stand_ins))}")
         # 3. put the characters back
         show_step(f"{output}: {words_with_stand_ins}, with the characters of {text} again")
         words_and_lines = zip(lines(words_with_stand_ins), lines(text), strict=True)
-        with atomic_write(output) as (part,):
+        with atomic_file(output) as part:
             write_lines(part, (without_stand_ins(words, line) for words, line in words_and_lines))
     finally:
         remove(text_with_stand_ins)
@@ -216,6 +231,7 @@ def apply_bpe(codes: Path, text: Path, output: Path, *, processes: int, max_leng
     """
     command = f"subword-nmt apply-bpe -c {quote(str(codes))}"
     if processes > 1:
+        # Several processes can only read a named file, not the standard input.
         command += f" --num-workers {processes} -i {quote(str(text))}"
     else:
         command += f" < {quote(str(text))}"
@@ -273,7 +289,7 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
     import sentencepiece
 
     marks = list_span_marks(block_size) if block_size else []
-    with atomic_write(model) as (part,), open(part, "wb") as file:
+    with atomic_file(model) as part, open(part, "wb") as file:
         try:
             sentencepiece.SentencePieceTrainer.train(
                 input=[str(path) for path in files],
@@ -327,7 +343,7 @@ def apply_pieces(model: Path, text: Path, output: Path, *, max_length: int | Non
     if dry_run() or output.exists():
         return
     split_into_pieces = make_piece_splitter(model)
-    with atomic_write(output) as (part,), open_to_write(part) as file:
+    with atomic_file(output) as part, open_to_write(part) as file:
         for line in lines(text):
             pieces = cut_to_length(split_into_pieces(line), max_length, keep_end)
             file.write(f"{' '.join(pieces)}\n")

@@ -15,9 +15,7 @@ VALID_EVERY = 23  # fairseq validates on every 23rd line of the training text, a
 def write_talks(files: Mapping[str, Sequence[Path]], folder: Path, side: str) -> None:
     """Writes the training, validation and test set of IWSLT14 in one language to a folder.
 
-    As in fairseq's example for IWSLT14, every 23rd line of the training text is used for validation, and not for
-    training. The validation set is not quite the same as fairseq's: all lines are counted here, while fairseq leaves
-    out pairs of unsuitable lengths before it counts.
+    The validation set is a part of the training text. See `write_training_and_validation_lines`.
 
     Args:
         files: {"train": the files with tags, "test": the XML files}, all of them in this language.
@@ -25,18 +23,32 @@ def write_talks(files: Mapping[str, Sequence[Path]], folder: Path, side: str) ->
         side: the language, which is the ending of the files.
     """
     outputs = [folder / f"{split}.{side}" for split in ("train", "valid", "test")]
-    inputs = " ".join(str(path) for path in (*files["train"], *files["test"]))
-    show_step(f"{folder}/{{train,valid,test}}.{side}: {inputs}")
+    names_of_inputs = " ".join(str(path) for path in (*files["train"], *files["test"]))
+    show_step(f"{folder}/{{train,valid,test}}.{side}: {names_of_inputs}")
     if dry_run() or all(output.exists() for output in outputs):
         return
-    training_lines = chain.from_iterable(read_training_lines(path) for path in files["train"])
-    test_lines = chain.from_iterable(read_segments(path) for path in files["test"])
     with atomic_write(*outputs) as (train_part, valid_part, test_part):
-        with open_to_write(train_part) as train_file, open_to_write(valid_part) as valid_file:
-            for number, line in enumerate(training_lines, start=1):
-                file = valid_file if number % VALID_EVERY == 0 else train_file
-                file.write(f"{line}\n")
-        write_lines(test_part, test_lines)
+        write_training_and_validation_lines(files["train"], train_part, valid_part)
+        write_lines(test_part, chain.from_iterable(read_segments(path) for path in files["test"]))
+
+
+def write_training_and_validation_lines(files: Sequence[Path], train: Path, valid: Path) -> None:
+    """Divides the lines of some files with tags into a training set and a validation set.
+
+    As in fairseq's example for IWSLT14, every 23rd line is used for validation, and not for training. The validation
+    set is not quite the same as fairseq's: all lines are counted here, while fairseq leaves out pairs of unsuitable
+    lengths before it counts.
+
+    Args:
+        files: the files to read.
+        train: the file with the training set, which is written.
+        valid: the file with the validation set, which is written.
+    """
+    text_lines = chain.from_iterable(read_training_lines(path) for path in files)
+    with open_to_write(train) as train_file, open_to_write(valid) as valid_file:
+        for number, line in enumerate(text_lines, start=1):
+            file = valid_file if number % VALID_EVERY == 0 else train_file
+            file.write(f"{line}\n")
 
 
 def read_training_lines(path: Path) -> Iterator[str]:
