@@ -73,7 +73,7 @@ def measure(inspection: Inspection) -> None:
 def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str, list[float]]]:
     """Returns how much each head matters to the loss, by two measures.
 
-    ``gradient`` is the derivative of the loss with respect to a factor of 1 on the output of a head, in nats (see
+    ``gradient`` is how strongly the loss reacts to the strength of the head's output, in nats (see
     `importance_by_gradient`). ``left_out`` is by how much the loss grows if the head is removed, in bits. The loss is
     a mean over tokens, or, if the model is an encoder alone, over masked tokens or examples.
 
@@ -188,41 +188,59 @@ def measure_removals(inspection: Inspection) -> Results:
             }
     """
     loaded = inspection.loaded
+    options = inspection.options
+    quality_with_all_heads = measure_quality(loaded, inspection.batches, [], options)
     curves: dict[str, dict[str, list[Any]]] = {}
-    quality_with_all_heads = measure_quality(loaded, inspection.batches, [], inspection.options)
     for removal in progress(plan_removals(inspection), "removing heads"):
-        if removal.heads:
-            quality = measure_quality(loaded, inspection.batches, removal.heads, inspection.options)
-        else:
-            # The first step of each kind of attention removes nothing. It need not be measured again.
-            quality = quality_with_all_heads
-        curve = curves.setdefault(removal.group, {"share": [], "loss": [], "bleu": []})
-        curve["share"].append(removal.share)
-        curve["loss"].append(quality.loss)
-        curve["bleu"].append(quality.bleu)
+        quality = quality_with_all_heads
+        if removal.heads:  # the first step of each kind of attention removes none
+            quality = measure_quality(loaded, inspection.batches, removal.heads, options)
+        add_to_curve(curves, removal, quality)
     return {
         "groups": round_floats(curves),
         "signature": quality_with_all_heads.signature,
-        "beam": inspection.options.beam if can_translate(loaded) else None,
+        "beam": options.beam if can_translate(loaded) else None,
     }
+
+
+def add_to_curve(curves: dict[str, dict[str, list[Any]]], removal: Removal, quality: Quality) -> None:
+    """Adds one step to the lists of its kind of attention, which `measure_removals` shows.
+
+    Args:
+        curves: {kind of attention: {"share", "loss" or "bleu": a value for each step}}, which is changed in place.
+        removal: the step.
+        quality: the loss and the BLEU without the heads that it removes.
+    """
+    if removal.group not in curves:
+        curves[removal.group] = {"share": [], "loss": [], "bleu": []}
+    curve = curves[removal.group]
+    curve["share"].append(removal.share)
+    curve["loss"].append(quality.loss)
+    curve["bleu"].append(quality.bleu)
 
 
 def plan_removals(inspection: Inspection) -> list[Removal]:
     """Returns all steps of removing heads, for one kind of attention after the other.
 
-    The heads are sorted by ``gradient``, their importance, which has to be among the results of each attention already.
+    For example, two steps remove none, half and all of the heads of a kind. The least important heads are removed
+    first. Their importance, ``gradient``, has to be among the results of each attention already.
     """
-    # {kind of attention: {attention: the importance of each head}}
+    removals = []
+    for group, importance in group_importance(inspection.attention_results).items():
+        heads = removal_order(importance)  # the least important head first
+        for num_removed in removal_steps(len(heads), inspection.options.steps):
+            share = num_removed / len(heads)
+            removals.append(Removal(group, heads=heads[:num_removed], share=share))
+    return removals
+
+
+def group_importance(attention_results: dict[str, Results]) -> dict[str, dict[str, list[float]]]:
+    """Returns {kind of attention: {attention: the importance of each head by gradient}}."""
     importance_by_group: dict[str, dict[str, list[float]]] = {}
-    for name, results in inspection.attention_results.items():
+    for name, results in attention_results.items():
         importance_of_group = importance_by_group.setdefault(results["group"], {})
         importance_of_group[name] = results["gradient"]
-    removals = []
-    for group, importance in importance_by_group.items():
-        heads = removal_order(importance)  # the least important head first
-        for count in removal_steps(len(heads), inspection.options.steps):
-            removals.append(Removal(group, heads=heads[:count], share=count / len(heads)))
-    return removals
+    return importance_by_group
 
 
 def measure_quality(loaded: Loaded, batches: list[Batch], heads: list[Head], options: Options) -> Quality:
