@@ -202,13 +202,14 @@ def variance_of_mean_difference(pairs: Sequence[Pair], run_variance: float) -> f
         run_variance: the variance of a single run.
     """
     number_of_pairs = len(pairs)
-    pairs_by_baseline_run = Counter(pair.group for pair in pairs)
-    factor_of_model = 1 / number_of_pairs  # n times 1 / n squared
-    factor_of_baseline = 0.0
+    pairs_by_baseline_run = Counter(pair.group for pair in pairs)  # {run of the baseline: in how many pairs it is}
+    # How many times `run_variance` each of the two means adds.
+    times_for_model = 1 / number_of_pairs  # n runs, each of which adds 1 / n squared
+    times_for_baseline = 0.0
     for pairs_with_this_run in pairs_by_baseline_run.values():
         weight = pairs_with_this_run / number_of_pairs
-        factor_of_baseline += weight**2
-    return run_variance * (factor_of_model + factor_of_baseline)
+        times_for_baseline += weight**2
+    return run_variance * (times_for_model + times_for_baseline)
 
 
 def simultaneous_quantile(number_of_intervals: int, degrees_of_freedom: int) -> float:

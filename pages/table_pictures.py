@@ -446,15 +446,12 @@ def load_runs_by_stage(stages: Sequence[Stage]) -> dict[str, list[list[Record]]]
     A stage is a part of a training, for example up to 7,000 updates. The models are those of the last stage. A list is
     empty if the model has no run in a stage.
     """
-    last_stage = stages[-1]
-    runs_by_stage: dict[str, list[list[Record]]] = {}
-    for model in load_column(last_stage.table, last_stage.column):
-        runs_by_stage[model] = []
-    for stage in stages:
-        runs_by_model = load_column(stage.table, stage.column)
-        for model, runs_of_stages in runs_by_stage.items():
-            runs_of_stages.append(runs_by_model.get(model, []))
-    return runs_by_stage
+    results_of_stages = [load_column(stage.table, stage.column) for stage in stages]  # {model: its runs} for each stage
+    results_of_last_stage = results_of_stages[-1]
+    runs_by_stage_of_models = {}
+    for model in results_of_last_stage:
+        runs_by_stage_of_models[model] = [results.get(model, []) for results in results_of_stages]
+    return runs_by_stage_of_models
 
 
 def find_trainings(runs_by_stage: Sequence[Sequence[Record]]) -> list[ContinuedTraining]:

@@ -136,15 +136,15 @@ def results_table(name: str, dataset: str = "") -> str:
         dataset: the only data set to show; by default all.
     """
     table = TABLES[name]
-    datasets = [column for column in table.columns if not dataset or column.name == dataset]
-    runs = load_runs_on(table, datasets)
+    shows_all_datasets = not dataset
+    shown_datasets = [column for column in table.columns if shows_all_datasets or column.name == dataset]
+    runs = load_runs_on(table, shown_datasets)
     note = describe_runs(table, runs)
     models = list_models_with_figures(table, runs)
     if not models:
-        return note
-    shows_all_datasets = not dataset
-    columns = list_columns(table, datasets, runs, models, is_dataset_named=shows_all_datasets)
-    paragraphs = [model_table(columns, models)]
+        return note  # which says that nobody has run the table
+    model_columns = list_columns(table, shown_datasets, runs, models, is_dataset_named=shows_all_datasets)
+    paragraphs = [model_table(model_columns, models)]
     dagger = explain_dagger(models)
     if dagger:
         paragraphs.append(dagger)
@@ -169,7 +169,8 @@ def list_models_with_figures(table: Table, runs: Sequence[Record]) -> list[str]:
     """Returns the models that have a run, or figures in the paper: those of the table in its order, then others."""
     models_with_runs = [run["model"] for run in runs]
     models_with_figures = {*models_with_runs, *table.published()}
-    return [model for model in distinct([*table.models(), *models_with_runs]) if model in models_with_figures]
+    all_models = distinct([*table.models(), *models_with_runs])
+    return [model for model in all_models if model in models_with_figures]
 
 
 def list_shown_metrics(table: Table) -> list[str]:

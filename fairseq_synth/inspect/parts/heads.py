@@ -91,9 +91,10 @@ def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str,
 
 
 def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
-    """Returns how strongly the loss would change if the output of each head were multiplied by a factor.
+    """Returns how strongly the loss would change if the output of each head were a little stronger or weaker.
 
-    The factor is 1 for each sentence and head (Michel et al. 2019, arXiv 1905.10650, eq. 2):
+    The output of each head is multiplied by a factor of 1 for each sentence. Then (Michel et al. 2019, arXiv
+    1905.10650, eq. 2)
 
         importance of a head = (sum over the sentences of |derivative of the loss by the factor|) / number of targets
 
@@ -113,34 +114,34 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
     sums = {attention.name: torch.zeros(attention.num_heads) for attention in all_attentions}
     num_targets = 0
     for batch in progress(batches, "importance by gradient"):
-        masks = make_masks_of_ones(all_attentions, num_sentences=len(batch["id"]))
-        with masked_heads(model, masks):
-            training_loss, sample_size, log = criterion(model, batch)  # `count_targets` needs the last two
-        for name, gradient in compute_gradients(training_loss, masks).items():
+        factors = make_factors(all_attentions, num_sentences=len(batch["id"]))
+        with masked_heads(model, factors):  # multiplies the output of each head by its factor
+            training_loss, sample_size, log = criterion(model, batch)
+        for name, gradient in compute_gradients(training_loss, factors).items():
             sums[name] += gradient.abs().sum(dim=0)  # over the sentences: from (B, H) to (H,)
         num_targets += count_targets(sample_size, log)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
 
-def make_masks_of_ones(all_attentions: list[Attention], num_sentences: int) -> dict[str, Tensor]:
+def make_factors(all_attentions: list[Attention], num_sentences: int) -> dict[str, Tensor]:
     """Returns {attention: a factor of 1 for each sentence and head, (B, H), whose gradient can be computed}."""
-    masks = {}
+    factors = {}
     for attention in all_attentions:
-        masks[attention.name] = torch.ones(num_sentences, attention.num_heads, requires_grad=True)
-    return masks
+        factors[attention.name] = torch.ones(num_sentences, attention.num_heads, requires_grad=True)
+    return factors
 
 
-def compute_gradients(training_loss: Tensor, masks: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns {attention: the derivative of the loss with respect to its mask, (B, H)}.
+def compute_gradients(training_loss: Tensor, factors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns {attention: the derivative of the loss with respect to its factors, (B, H)}.
 
     An attention that has no effect on the loss is left out, such as that of an encoder to which no decoder attends.
 
     Args:
-        training_loss: the loss of a batch, which was computed with the masks.
-        masks: {attention: a factor for each sentence and head, (B, H)}.
+        training_loss: the loss of a batch, which was computed with the factors.
+        factors: {attention: a factor for each sentence and head, (B, H)}.
     """
-    gradients = torch.autograd.grad(training_loss, list(masks.values()), allow_unused=True)  # in the order of the masks
-    return {name: gradient for name, gradient in zip(masks, gradients) if gradient is not None}
+    gradients = torch.autograd.grad(training_loss, list(factors.values()), allow_unused=True)  # in the same order
+    return {name: gradient for name, gradient in zip(factors, gradients) if gradient is not None}
 
 
 def importance_by_leaving_out(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:

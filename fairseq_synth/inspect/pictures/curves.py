@@ -274,11 +274,14 @@ def removal(models: Sequence[Model]) -> Picture:
     )
 
 
-def removal_lines(models: Sequence[Model], group: str, metric: str) -> list[Call]:
-    """Returns a line for each model: ``loss`` or ``bleu`` over the share of heads of one kind that are removed."""
+def removal_lines(models: Sequence[Model], kind: str, metric: str) -> list[Call]:
+    """Returns a line for each model: ``loss`` or ``bleu`` over the share of heads of one kind that are removed.
+
+    The kind of attention is, for example, ``encoder.self``.
+    """
     calls = []
     for model in models:
-        curve = model.results["removal"]["groups"][group]
+        curve = model.results["removal"]["groups"][kind]
         calls.append(line(curve["share"], curve[metric], model.name, model.color, marker="."))
     return calls
 
@@ -303,7 +306,10 @@ def without_words(models: Sequence[Model]) -> Picture:
     A dashed line is the loss with no head replaced. If there is a single model, points tell the heads of the encoder
     from those of the decoder.
     """
-    calls = without_words_of_one(models[0]) if len(models) == 1 else without_words_of_several(models)
+    if len(models) == 1:
+        calls = without_words_of_one(models[0])
+    else:
+        calls = without_words_of_several(models)
     calls.append(legend(loc="upper left"))
     num_heads = len(models[0].results["words"]["heads"])
     settings = {"xlabel": f"heads replaced (of {num_heads}), cheapest first", "ylabel": loss_label(models)}

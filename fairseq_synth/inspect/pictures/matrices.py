@@ -222,17 +222,17 @@ def sentence_pictures(models: Sequence[Model], results_of_models: Sequence[Resul
 
 
 def sentence_picture(
-    models: Sequence[Model], results_of_models: Sequence[Results], group: str, names: Sequence[str]
+    models: Sequence[Model], results_of_models: Sequence[Results], kind: str, names: Sequence[str]
 ) -> Picture:
     """Draws the attention weights of all heads of one kind for a sentence, with the words at the edges.
 
     Args:
         models: with the same layers and heads.
         results_of_models: for each model, the tokens of the sentence and its weights.
-        group: the kind of attention, such as ``encoder.self``.
+        kind: the kind of attention, such as ``encoder.self``.
         names: the attentions of this kind.
     """
-    tokens = sentence_tokens(results_of_models[0]["tokens"], group)
+    tokens = sentence_tokens(results_of_models[0]["tokens"], kind)
     margins = sentence_margins(tokens, has_model_names=len(models) > 1)
     panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.columns))
     panel_height = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.rows))
@@ -283,16 +283,16 @@ def sentence_rows(
     return rows
 
 
-def sentence_tokens(tokens: Mapping[str, Sequence[str]], group: str) -> SentenceTokens:
+def sentence_tokens(tokens: Mapping[str, Sequence[str]], kind: str) -> SentenceTokens:
     """Returns the tokens at the rows and columns of attention weights, of which long ones are cut.
 
     Args:
         tokens: {``encoder`` or ``decoder``: the tokens that it reads}.
-        group: the kind of attention: ``encoder.self``, ``decoder.self`` or ``decoder.cross``.
+        kind: the kind of attention: ``encoder.self``, ``decoder.self`` or ``decoder.cross``.
     """
-    stack = group.split(".")[0]
-    column_stack = "encoder" if group == "decoder.cross" else stack
-    return SentenceTokens(rows=shorten_tokens(tokens[stack]), columns=shorten_tokens(tokens[column_stack]))
+    row_stack, _, _ = kind.partition(".")
+    column_stack = "encoder" if kind == "decoder.cross" else row_stack
+    return SentenceTokens(rows=shorten_tokens(tokens[row_stack]), columns=shorten_tokens(tokens[column_stack]))
 
 
 def shorten_tokens(tokens: Sequence[str]) -> list[str]:
