@@ -81,13 +81,20 @@ def group_runs_by_updates(records_of_seeds: Sequence[Record]) -> RunsByUpdates:
 
     The numbers of updates are in rising order, and the conversions in the order of `NAMES`.
     """
-    unsorted_runs: RunsByUpdates = {}
+    runs_by_updates: RunsByUpdates = {}
+    for run in list_runs(records_of_seeds):
+        runs_by_conversion = runs_by_updates.setdefault(run["updates"], {})
+        runs_by_conversion.setdefault(run["model"], []).append(run)
+    return {updates: sort_conversions(runs_by_updates[updates]) for updates in sorted(runs_by_updates)}
+
+
+def list_runs(records_of_seeds: Sequence[Record]) -> list[Record]:
+    """Returns the runs of all records. Each run also gets the other entries of its record, such as the seed."""
+    runs = []
     for record in records_of_seeds:
         for run in record["runs"]:
-            runs_by_conversion = unsorted_runs.setdefault(run["updates"], {})
-            # A run also gets the entries that all runs of its record have in common, such as the seed.
-            runs_by_conversion.setdefault(run["model"], []).append({**record, **run})
-    return {updates: sort_conversions(unsorted_runs[updates]) for updates in sorted(unsorted_runs)}
+            runs.append({**record, **run})
+    return runs
 
 
 def sort_conversions(runs_by_conversion: RunsByModel) -> RunsByModel:
@@ -120,20 +127,26 @@ def cost_table(name: str, runs_by_updates: RunsByUpdates, speed_ups: Mapping[str
             rows are the conversions that were trained for the fewest updates.
         speed_ups: {conversion: its speed-up}. If it is empty, there is no such column.
     """
-    cost_columns = []  # for each number of updates {conversion: its cell}
-    for runs_by_conversion in runs_by_updates.values():
-        cost_columns.append(cost_cells(name, runs_by_conversion))
+    # The columns of costs, one for each number of updates: {conversion: its cell}.
+    cost_columns = [cost_cells(name, runs_by_conversion) for runs_by_conversion in runs_by_updates.values()]
     fewest_updates = min(runs_by_updates)
     rows = []
     for conversion, runs in runs_by_updates[fewest_updates].items():
         cells = [name_cell(name, conversion), format_parameters(runs)]
         if speed_ups:
-            cells.append(f"{speed_ups[conversion]:.2f}" if conversion in speed_ups else "")
+            cells.append(speed_up_cell(speed_ups, conversion))
         for cost_column in cost_columns:
             cells.append(cost_column.get(conversion, ""))  # empty if it was not trained for so many updates
         rows.append(cells)
     headings = cost_headings(name, list(runs_by_updates), has_speed_ups=bool(speed_ups))
     return markdown_table(headings, rows)
+
+
+def speed_up_cell(speed_ups: Mapping[str, float], conversion: str) -> str:
+    """Returns the speed-up of a conversion as text; empty if it was not measured."""
+    if conversion not in speed_ups:
+        return ""
+    return f"{speed_ups[conversion]:.2f}"
 
 
 def cost_headings(name: str, numbers_of_updates: Sequence[int], has_speed_ups: bool) -> list[str]:
@@ -231,14 +244,14 @@ def replacement_table(name: str) -> str:
     All heads of a stack (encoder or decoder self-attention) are replaced at once, and nothing is trained afterwards. A
     row is a stack, and a column is a function. The cells are means over the seeds.
     """
-    records_of_seeds = [record for record in load_conversions(name) if "replaced" in record]
-    if not records_of_seeds:
-        return NOTHING_CONVERTED
     # {function: {stack: growth of the loss}} for each seed. All seeds have the same functions and stacks.
-    growths_of_seeds = [record["replaced"] for record in records_of_seeds]
-    first_seed = growths_of_seeds[0]
-    functions = list(first_seed)
-    stacks = list(first_seed[functions[0]])
+    growths_of_seeds = [record["replaced"] for record in load_conversions(name) if "replaced" in record]
+    if not growths_of_seeds:
+        return NOTHING_CONVERTED
+    growths_of_first_seed = growths_of_seeds[0]
+    functions = list(growths_of_first_seed)
+    first_function = functions[0]
+    stacks = list(growths_of_first_seed[first_function])
     rows = []
     for stack in stacks:
         cells = [stack]

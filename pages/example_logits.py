@@ -23,17 +23,18 @@ def compute_logits(name: str, words: Sequence[str]) -> list[list[float]]:
     mixture.reset_parameters()
     mixture = mixture.double()
     with torch.no_grad():
-        (logits,) = mixture(make_inputs(words))
-    # Logits that are the same for all sentences, heads or rows may have the size 1 in place of their number.
-    logits_of_heads = logits.total(length).expand(1, 1, length, length)  # (1 sentence, 1 head, length, length)
-    matrix = logits_of_heads[0, 0]
+        (logits,) = mixture(make_inputs(words))  # a list with a single element, as all heads are in one group
+    # Logits that are the same for all sentences, heads or rows have the size 1. They are repeated here.
+    logits_of_sentences = logits.total(length).expand(1, 1, length, length)  # 1 sentence, 1 head
+    matrix = logits_of_sentences[0, 0]
     return [[round(value, 3) for value in row] for row in matrix.tolist()]
 
 
 def make_inputs(words: Sequence[str]) -> Inputs:
     """Returns random vectors for the words of a sentence, with their queries and keys: the same in every call.
 
-    Equal words have equal vectors.
+    Equal words have equal vectors. There is 1 sentence of `length` words, and 1 head. So the vectors are
+    (length, sentences, width), and queries and keys are (sentences, heads, length, width).
     """
     length = len(words)
     torch.manual_seed(4)
@@ -44,9 +45,9 @@ def make_inputs(words: Sequence[str]) -> Inputs:
     queries = vectors @ query_projection
     keys = vectors @ key_projection
     return Inputs(
-        x=vectors.view(length, 1, VECTOR_WIDTH),  # 1 sentence
-        q=queries.view(1, 1, length, VECTOR_WIDTH),  # 1 sentence, 1 head
+        x=vectors.view(length, 1, VECTOR_WIDTH),
+        q=queries.view(1, 1, length, VECTOR_WIDTH),
         k=keys.view(1, 1, length, VECTOR_WIDTH),
-        start=0,  # the position of the first row of S
-        src_len=length,  # the number of columns of S
+        start=0,  # the position of the first word that attends
+        src_len=length,  # the number of words that are attended to
     )

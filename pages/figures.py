@@ -33,7 +33,7 @@ a line for HTML and does not render it. Examples, with the results of version 1.
 
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fairseq_synth.names import VARIANTS
 from recipes.catalog import TABLES, TASKS, Table
@@ -45,6 +45,7 @@ from .records import (
     Benchmark,
     Difference,
     RunsByModel,
+    SpeedUp,
     compute_differences,
     get_column,
     load_column,
@@ -89,6 +90,8 @@ DIGITS = {"bleu": 1, "chrf": 1, "ppl": 1, "accuracy": 1, "rougeL": 1, "valid_los
 def fill_in(page: str, text: str) -> str:
     """Returns the text of a page with the current value of every figure in it.
 
+    For example, "<!-- figure: bugs -->36<!-- end -->" becomes "<!-- figure: bugs -->37<!-- end -->".
+
     Args:
         page: the name of the page, for error messages.
         text: the Markdown of the page.
@@ -119,7 +122,8 @@ def check_comments(page: str, text: str) -> None:
             "which Markdown would show as it is written; begin it with a word"
         )
     number_of_comments = text.count(BEGINNING_OF_COMMENT)
-    number_of_closed_comments = len(FIGURE.findall(text))  # FIGURE matches only comments that are closed on their line
+    closed_comments = FIGURE.findall(text)  # FIGURE matches only comments that are closed on their line
+    number_of_closed_comments = len(closed_comments)
     if number_of_closed_comments != number_of_comments:
         raise UserError(f"{page}: not every '{BEGINNING_OF_COMMENT}NAME -->' has its '<!-- end -->' on the same line")
 
@@ -134,7 +138,7 @@ def compute_figure(page: str, words: str) -> str:
     if name not in FIGURES:
         names = ", ".join(FIGURES)
         raise UserError(f"{place_of_error}: choose from {names}")
-    function = FIGURES[name]
+    function = FIGURES[name]  # for example, "speed-up imdb random" calls speed_up("imdb", "random")
     try:
         return function(*arguments)
     except UserError as error:
@@ -148,27 +152,34 @@ def compute_figure(page: str, words: str) -> str:
 # ---- speed
 
 
-def speed_up(benchmark: str, model: str, *more_models: str) -> str:
-    """Returns how many times as fast as fairseq's Transformer a model is, or the range over several models.
+def speed_up(benchmark: str, name: str, *more_names: str) -> str:
+    """Returns how many times as fast as fairseq's Transformer a model is, or the range of several speed-ups.
 
-    In a page: ``speed-up BENCHMARK MODEL …``, where a GROUP may stand for models.
+    In a page: ``speed-up BENCHMARK NAME …``, where each NAME is that of a model or of a group of models. For example,
+    ``speed-up imdb random`` gives "1.15". As "gpu-step" has two benchmarks, ``speed-up gpu-step random`` gives a range,
+    "1.07 to 1.11".
 
     Args:
-        benchmark: a key of `BENCHMARKS`. If it stands for several benchmarks, the range is over all of them, too.
-        model: a model, or a key of `GROUPS`. The benchmark must have timed the model. Of a group, only the models that
-            it has timed count.
-        more_models: further models and groups.
+        benchmark: a key of `BENCHMARKS`, which lists one or more benchmarks for it.
+        name: a model, or a key of `GROUPS`.
+        more_names: further models and groups, which extend the range.
     """
     ratios: list[float] = []
     for measurement in BENCHMARKS[benchmark]:
         speed_ups = load_speed_ups(measurement)
-        for model_or_group in (model, *more_models):
-            if model_or_group in GROUPS:
-                timed_members = [member for member in list_members(model_or_group) if member in speed_ups]
-                ratios += [speed_ups[member].ratio for member in timed_members]
-            else:
-                ratios.append(speed_ups[model_or_group].ratio)
+        for model_or_group in (name, *more_names):
+            ratios += list_ratios(speed_ups, model_or_group)
     return format_range(ratios, ".2f")
+
+
+def list_ratios(speed_ups: Mapping[str, SpeedUp], model_or_group: str) -> list[float]:
+    """Returns the speed-up of a model, or the speed-ups of those models of a group that were timed.
+
+    Raises KeyError if a single model was not timed.
+    """
+    if model_or_group not in GROUPS:
+        return [speed_ups[model_or_group].ratio]
+    return [speed_ups[member].ratio for member in list_members(model_or_group) if member in speed_ups]
 
 
 def list_members(group: str) -> list[str]:
@@ -305,17 +316,19 @@ def enumerate_models(models: Sequence[str]) -> str:
 
 
 def load_continued_leads(updates: int, metric: str, model: str) -> list[float]:
-    """Returns the leads of a model over the Transformer after some updates, one for each seed.
+    """Returns the leads of a model over the Transformer on En-Fr after some updates, one for each seed.
+
+    A lead is by how much the model is better. Only seeds that were trained for all 28,000 updates count.
 
     Args:
         updates: 7000, 14000 or 28000.
         metric: the metric.
         model: the model.
     """
-    table = TABLES["multi30k_28k"]  # the table of the last updates
+    table = TABLES["multi30k_28k"]  # has the ends of the trainings; `load_continued_runs` finds the earlier updates
     runs_by_model = load_continued_runs(table, "en-fr", updates)
-    pairs = pair_with_baseline(runs_by_model, table.baseline)[model]
-    differences = [pair.difference(metric) for pair in pairs]
+    pairs_by_model = pair_with_baseline(runs_by_model, table.baseline)
+    differences = [pair.difference(metric) for pair in pairs_by_model[model]]
     if is_lower_better(table, metric):
         return [-difference for difference in differences]
     return differences
@@ -332,8 +345,9 @@ def load_continued_runs(table: Table, dataset: str, updates: int) -> RunsByModel
         dataset: the data set.
         updates: the number of updates. Raises ValueError if the trainings were not evaluated after it.
     """
-    stages = list_stages(table, get_column(table, dataset))  # for example to 7000, to 14000 and to 28000 updates
-    stage_number = [stage.updates for stage in stages].index(updates)
+    stages = list_stages(table, get_column(table, dataset))
+    updates_of_stages = [stage.updates for stage in stages]  # for example 7000, 14000 and 28000
+    stage_number = updates_of_stages.index(updates)  # raises ValueError if there is no such stage
     runs_by_model: RunsByModel = {}
     for model, trainings in load_continued_trainings(stages).items():
         runs_by_model[model] = [training.records[stage_number] for training in trainings]
@@ -377,8 +391,9 @@ def conversion_cost(conversion: str, updates: str, metric: str) -> str:
     # The intervals are simultaneous, as in docs/convert.md: they get wider with the number of conversions that are
     # compared. So the intervals of all conversions are computed, though only one is returned.
     differences = compute_differences(table, runs_by_conversion, metric)
-    difference = differences[conversion]  # the converted model minus the Transformer
-    cost = difference if is_lower_better(table, metric) else negate(difference)
+    cost = differences[conversion]  # the converted model minus the Transformer
+    if not is_lower_better(table, metric):
+        cost = negate(cost)
     return format_difference(cost, metric)
 
 

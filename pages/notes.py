@@ -43,12 +43,11 @@ def results_note(table: Table, runs: list[Record], metrics: Iterable[str]) -> st
         f"Results of the runs: `results/{table.name}/`",
     ]
     items += list_extra_options(runs)
-    items.append(describe_duration(runs))
-    items.append(describe_signatures(runs, metrics))
-    items += list_round_trip(runs)
+    items += [describe_duration(runs), describe_signatures(runs, metrics)]
+    items += list_round_trip(runs)  # the BLEU of a perfect translation
     items += list_significance(table, runs)
     items += list_speed_benchmarks(table)
-    items += list_origin(runs)
+    items += list_origin(runs)  # versions, hardware and commits
     return folded_list(items)
 
 
@@ -111,15 +110,15 @@ def list_round_trip(runs: Sequence[Record]) -> list[str]:
     This is the figure ``round_trip``: the BLEU of the references after they were preprocessed and turned into text
     again. It can be less than 100, because this changes some characters.
     """
-    scores = []
+    scores_as_text = []
     for run in runs:
         figures = run["figures"]
         if "bleu" in figures and "round_trip" in figures:
-            scores.append(f"{figures['round_trip']:.2f}")
-    if not scores:
+            scores_as_text.append(f"{figures['round_trip']:.2f}")
+    if not scores_as_text:
         return []
     # The score depends only on the data, so it is the same for all runs, unless their data were prepared differently.
-    return [f"BLEU of a perfect translation: {join_distinct(scores)}"]
+    return [f"BLEU of a perfect translation: {join_distinct(scores_as_text)}"]
 
 
 def list_significance(table: Table, runs: Sequence[Record]) -> list[str]:
@@ -168,6 +167,7 @@ def list_origin(records: Sequence[Record]) -> list[str]:
         # separated by semicolons.
         hardware += record["hardware"].split("; ")
         commits += record["commit"].split("; ")
+    # Commits are separated by commas. Hardware is not, because its descriptions contain commas.
     commits_text = ", ".join(sorted(set(commits)))
     return [
         f"Versions: {describe_versions(records)}",

@@ -93,6 +93,11 @@ class Pair(NamedTuple):
         difference: float = self.run["figures"][metric] - self.baseline["figures"][metric]
         return difference
 
+    @property
+    def group(self) -> int:
+        """A number that tells runs of the baseline apart: equal in two pairs if they have the same run of it."""
+        return id(self.baseline)  # these pairs share the object of the run
+
 
 def pair_with_baseline(runs_by_model: RunsByModel, baseline: str) -> dict[str, list[Pair]]:
     """Returns {model: its runs, each paired with the baseline's run of the same seed}, without the baseline itself.
@@ -153,27 +158,24 @@ class Difference(NamedTuple):
 
 
 def compute_differences(table: Table, runs_by_model: RunsByModel, metric: str) -> dict[str, Difference]:
-    """Returns {model: its difference to the baseline in a metric}, for models that share a seed with the baseline.
+    """Returns {model: its difference to the baseline in a metric}, with confidence intervals.
 
-    The confidence interval of a model reaches from its mean difference minus the half width to its mean difference plus
-    the half width, where
+    A difference is the mean over the pairs of a model's run and the baseline's run with the same seed. Models without
+    such a pair are left out. The confidence interval is
 
-        half width     = quantile of Student's t * standard error
-        standard error = square root of (variance of a run * variance factor)
+        difference ± quantile of Student's t * square root of the variance of the difference
 
-    The quantile is so large that, with a probability of 95 %, all intervals together cover the true differences. The
-    scores of all models are taken to vary equally from run to run. So the variance of a run is estimated from the runs
-    of all models, and even a model with a single run has an interval. The variance factor says how the variance of a
-    mean difference follows from it: 2 for one pair of runs, and less for several pairs.
+    This variance follows from the variance of a single run, which is estimated from the runs of all models. So a model
+    with a single run has an interval, too.
     """
     measured_runs = select_measured_runs(runs_by_model, metric)
     pairs_by_model = pair_with_baseline(measured_runs, table.baseline)
-    variance_of_a_run = estimate_variance(pairs_by_model, table.baseline, metric)
-    quantile = simultaneous_quantile(len(pairs_by_model), variance_of_a_run.degrees_of_freedom)
+    run_variance = estimate_variance(pairs_by_model, table.baseline, metric)
+    quantile = simultaneous_quantile(len(pairs_by_model), run_variance.degrees_of_freedom)
     differences = {}
     for model, pairs in pairs_by_model.items():
         mean = statistics.mean(pair.difference(metric) for pair in pairs)
-        standard_error = math.sqrt(variance_of_a_run.value * variance_factor(pairs))
+        standard_error = math.sqrt(variance_of_mean_difference(pairs, run_variance.value))
         differences[model] = Difference(mean, half_width=quantile * standard_error)
     return differences
 
@@ -186,28 +188,35 @@ def select_measured_runs(runs_by_model: RunsByModel, metric: str) -> RunsByModel
     return measured_runs
 
 
-def variance_factor(pairs: Sequence[Pair]) -> float:
-    """Returns the variance of the mean difference of the pairs, divided by the variance of a single run.
+def variance_of_mean_difference(pairs: Sequence[Pair], run_variance: float) -> float:
+    """Returns the variance of the mean difference of some pairs: mean of the model's runs - mean of the baseline's.
 
-    The mean difference is the mean over the model's runs minus the mean over the baseline's runs. Both means add to the
-    variance. Each of n pairs has its own run of the model, so the first mean adds 1 / n. A run of the baseline can be
-    in several pairs. If it is in the share w of the pairs, it has the weight w in the second mean and adds w squared.
-    For example, 3 pairs with 2 runs of the baseline, one of which is in 2 pairs, have 1/3 + (2/3)² + (1/3)² = 8/9.
+    A mean is a weighted sum of runs. A run with the weight w adds w² times its own variance. The n runs of the model
+    have the weight 1 / n each. A run of the baseline that is in k of the n pairs has the weight k / n.
+
+    For example, there are 3 pairs with 2 runs of the baseline, the first of which is in 2 pairs. Then the variance is
+    that of a run times 1/3 + (2/3)² + (1/3)² = 8/9. For a single pair, it is that of a run times 1 + 1.
+
+    Args:
+        pairs: the n pairs of a model.
+        run_variance: the variance of a single run.
     """
-    variance_of_model_mean = 1 / len(pairs)
-    # Pairs with the same run of the baseline share the object of this run, so its id tells the runs apart.
-    pairs_by_baseline_run = Counter(id(pair.baseline) for pair in pairs)
-    variance_of_baseline_mean = 0.0
-    for number_of_pairs in pairs_by_baseline_run.values():
-        weight = number_of_pairs / len(pairs)
-        variance_of_baseline_mean += weight**2
-    return variance_of_model_mean + variance_of_baseline_mean
+    number_of_pairs = len(pairs)
+    pairs_by_baseline_run = Counter(pair.group for pair in pairs)  # {run of the baseline: in how many pairs it is}
+    # How many times `run_variance` each of the two means adds.
+    times_for_model = 1 / number_of_pairs  # n runs, each of which adds 1 / n squared
+    times_for_baseline = 0.0
+    for pairs_with_this_run in pairs_by_baseline_run.values():
+        weight = pairs_with_this_run / number_of_pairs
+        times_for_baseline += weight**2
+    return run_variance * (times_for_model + times_for_baseline)
 
 
 def simultaneous_quantile(number_of_intervals: int, degrees_of_freedom: int) -> float:
     """Returns the quantile of Student's t for two-sided intervals that hold together.
 
-    Without degrees of freedom there are no intervals, and the quantile is 0.
+    With a probability of 1 - `ERROR_RATE`, all intervals cover their true values. Without degrees of freedom there are
+    no intervals, and the quantile is 0.
     """
     if degrees_of_freedom == 0:
         return 0.0
@@ -235,31 +244,47 @@ class Variance(NamedTuple):
 NO_ESTIMATE = Variance(0.0, degrees_of_freedom=0)
 
 
+class LeastSquaresFit(NamedTuple):
+    """What a fit of the effects of models and groups leaves unexplained."""
+
+    sum_of_squared_residuals: float
+    degrees_of_freedom: int  # the number of observations minus the number of independent effects
+
+
 def estimate_variance(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: str, metric: str) -> Variance:
     """Estimates how much a metric varies by chance from run to run, from the runs of all models together.
 
-    A group is a run of the baseline with the runs that are compared with it. The linear model is
+    A run of the baseline and the runs that are compared with it are a *group*. The value of a run is taken to be
 
-        value of a run = effect of its model + effect of its group + residual
+        effect of its model + effect of its group + residual
 
-    A least-squares fit finds the effects. The variance of the residuals is the estimate. (The variance of the
-    differences to the baseline would not be one. All differences of a group contain the same run of the baseline, so
-    they are not independent.)
+    The estimate is the variance of the residuals of a least-squares fit, or `NO_ESTIMATE` if there are too few runs.
 
-    Returns `NO_ESTIMATE` if there are too few runs.
+    Args:
+        pairs_by_model: {model: its runs, each paired with a run of the baseline}.
+        baseline: the name of the baseline.
+        metric: the metric.
     """
     observations = list_observations(pairs_by_model, baseline, metric)
     if not observations:
         return NO_ESTIMATE
+    fit = fit_effects(observations)
+    if fit.degrees_of_freedom == 0:
+        return NO_ESTIMATE
+    return Variance(fit.sum_of_squared_residuals / fit.degrees_of_freedom, fit.degrees_of_freedom)
+
+
+def fit_effects(observations: Sequence[Observation]) -> LeastSquaresFit:
+    """Fits the effects of models and groups to the observations by least squares."""
     design = build_design_matrix(observations)
     values = numpy.array([observation.value for observation in observations])
-    effects, _, rank, _ = numpy.linalg.lstsq(design, values, rcond=None)
-    degrees_of_freedom = len(observations) - int(rank)  # rank: how many effects are independent of the others
-    if degrees_of_freedom == 0:
-        return NO_ESTIMATE
+    effects, _residuals, rank, _singular_values = numpy.linalg.lstsq(design, values, rcond=None)
     residuals = values - design @ effects
-    sum_of_squares = float(residuals @ residuals)
-    return Variance(sum_of_squares / degrees_of_freedom, degrees_of_freedom)
+    number_of_independent_effects = int(rank)
+    return LeastSquaresFit(
+        sum_of_squared_residuals=float(residuals @ residuals),
+        degrees_of_freedom=len(observations) - number_of_independent_effects,
+    )
 
 
 def build_design_matrix(observations: Sequence[Observation]) -> "numpy.ndarray[Any, Any]":
@@ -285,15 +310,18 @@ def build_design_matrix(observations: Sequence[Observation]) -> "numpy.ndarray[A
 
 
 def list_observations(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: str, metric: str) -> list[Observation]:
-    """Returns the value of a metric for every run in a pair. A run of the baseline occurs once, even in many pairs."""
+    """Returns the value of a metric for every run in a pair. A run of the baseline occurs once, even in many pairs.
+
+    These are the values themselves and not the differences to the baseline. The differences of a group would not be
+    independent, because they all contain the same run of the baseline.
+    """
     observation_by_baseline_run: dict[int, Observation] = {}
     others = []
     for model, pairs in pairs_by_model.items():
         for pair in pairs:
-            group = id(pair.baseline)
             baseline_value = float(pair.baseline["figures"][metric])
-            observation_by_baseline_run[group] = Observation(baseline, group, baseline_value)
-            others.append(Observation(model, group, float(pair.run["figures"][metric])))
+            observation_by_baseline_run[pair.group] = Observation(baseline, pair.group, baseline_value)
+            others.append(Observation(model, pair.group, float(pair.run["figures"][metric])))
     return [*observation_by_baseline_run.values(), *others]
 
 
@@ -328,10 +356,10 @@ def load_speed_ups(benchmark: Benchmark) -> dict[str, SpeedUp]:
     """
     speed_ups = {}
     for record in load_records(benchmark.folder, benchmark.file):
-        for spec, figures in record["figures"].items():
-            # The speed-up of fairseq's Transformer, which some records have, is always 1.
-            if spec != STOCK and benchmark.key in figures:
-                model = spec.replace("+", "_")  # tables name the mixture "random+vanilla" ``random_vanilla``
+        for name_in_record, figures in record["figures"].items():
+            is_transformer = name_in_record == STOCK  # its speed-up, which some records have, is always 1
+            if not is_transformer and benchmark.key in figures:
+                model = name_in_record.replace("+", "_")  # "random+vanilla" is ``random_vanilla`` in tables
                 speed_ups[model] = read_speed_up(figures, benchmark.key)
     return speed_ups
 

@@ -25,9 +25,12 @@ class TablePart(NamedTuple):
 def read_speed_tables() -> dict[str, list[TablePart]]:
     """Returns {table: its parts} from benchmarks.yaml, which lists the tables of speed-ups.
 
-    For example, its content is::
+    For example, the table "speed" has a part with the title "Base model", which has two columns::
 
-        {"speed": {"Base model": {"step, 4,000 words": ["speed_cpu", "step_corpus", "1024 tokens"]}}}
+        speed:
+          "Base model":
+            "step, 4,000 words": [speed_cpu, step_corpus, 1024 tokens]
+            "step, 32,768 words": [speed_cpu, step_32k, 32x32]
     """
     text = (ROOT / "pages" / "benchmarks.yaml").read_text(encoding="utf-8")
     tables = {}
@@ -62,20 +65,29 @@ def speed_table(name: str) -> str:
     come after the last part.
     """
     paragraphs = []
-    models_of_all_parts: list[str] = []
-    benchmarks_of_all_parts: list[Benchmark] = []
+    models: list[str] = []  # of all parts
+    benchmarks: list[Benchmark] = []  # of all parts
     for part in SPEED_TABLES[name]:
-        columns = [ModelColumn(heading, format_ratios(benchmark)) for heading, benchmark in part.benchmarks.items()]
-        models = sort_models(list_models(columns))
-        title = f"**{part.title}**\n\n" if part.title else ""
-        paragraphs.append(title + model_table(columns, models))
-        models_of_all_parts += models
-        benchmarks_of_all_parts += part.benchmarks.values()
-    dagger = explain_dagger(models_of_all_parts)
+        columns = load_columns(part)
+        models_of_part = sort_models(list_models(columns))
+        paragraphs.append(f"{format_title(part)}{model_table(columns, models_of_part)}")
+        models += models_of_part
+        benchmarks += part.benchmarks.values()
+    dagger = explain_dagger(models)
     if dagger:
         paragraphs.append(dagger)
-    paragraphs.append(speed_note(benchmarks_of_all_parts))
+    paragraphs.append(speed_note(benchmarks))
     return "\n".join(paragraphs)
+
+
+def load_columns(part: TablePart) -> list[ModelColumn]:
+    """Returns the columns of a part of a table, with the speed-ups of all models."""
+    return [ModelColumn(heading, format_ratios(benchmark)) for heading, benchmark in part.benchmarks.items()]
+
+
+def format_title(part: TablePart) -> str:
+    """Returns the title above a part of a table in Markdown; empty if it has none."""
+    return f"**{part.title}**\n\n" if part.title else ""
 
 
 def format_ratios(benchmark: Benchmark) -> dict[str, str]:

@@ -78,6 +78,10 @@ def describe_numbers_of_seeds(numbers: Sequence[int]) -> str:
 
 # ---- scores
 
+# Sizes in inches.
+HEIGHT_OF_TITLE_AXIS_AND_CAPTION = 1.3
+HEIGHT_OF_SCORES_LINE = 0.27  # of one model
+
 
 def draw_scores(name: str, table: Table, column: Column) -> Picture:
     """Returns a picture of the test scores in one column of a table: a line with dots for each model, best model first.
@@ -88,15 +92,14 @@ def draw_scores(name: str, table: Table, column: Column) -> Picture:
         column: its column, whose main metric is drawn.
     """
     metric = main_metric(table, column)
-    scores_by_model = {}
+    scores_by_model = {}  # {model: the score of each run}
     for model, runs in load_measured_runs(table, column).items():
         scores_by_model[model] = [run["figures"][metric] for run in runs]
-    height_of_title_axis_and_caption = 1.3  # inches
-    height_of_line = 0.27  # inches
+    height = HEIGHT_OF_TITLE_AXIS_AND_CAPTION + HEIGHT_OF_SCORES_LINE * len(scores_by_model)
     return Picture(
         name,
         [draw_scores_panel(table, column, scores_by_model)],
-        size=(WIDTH, height_of_title_axis_and_caption + height_of_line * len(scores_by_model)),
+        size=(WIDTH, height),
         below=describe_marks(table, scores_by_model),
     )
 
@@ -218,27 +221,36 @@ def draw_curve(axes: RecordedAxes, curve: Curve, color: str) -> None:
 def draw_losses(name: str, table: Table, column: Column) -> Picture:
     """Returns a picture of each model's validation loss minus the baseline's over the updates, the best model first.
 
-    The best model is the one with the lowest difference at its end. Up to four models share a panel. More have a small
-    panel each, as nobody can follow more lines in one. A run is compared with the baseline's run of the same seed.
+    Up to four models share a panel. More have a small panel each, as nobody can follow more lines in one.
 
     Args:
         name: the file name of the picture.
         table: the table.
         column: its column whose models are drawn.
     """
+    curves = compare_losses(table, column)
+    if not curves:
+        raise CannotDrawError(f"no run of results/{table.name} shares a seed and a validation with the baseline's")
+    if len(curves) <= MOST_LINES:
+        return draw_losses_in_one_panel(name, table, column, curves)
+    return draw_losses_in_small_panels(name, table, column, curves)
+
+
+def compare_losses(table: Table, column: Column) -> list[Curve]:
+    """Returns the curves of each model's validation loss minus the baseline's, the lowest last value first.
+
+    A run is compared with the baseline's run of the same seed. A model is left out if its runs share no seed, or no
+    number of updates at which both were validated.
+    """
     runs_by_model = load_measured_runs(table, column)
     curves = []
     for model, pairs in pair_with_baseline(runs_by_model, table.baseline).items():
         differences_of_seeds = [subtract_baseline(pair) for pair in pairs]
         curve = summarize_seeds(model, differences_of_seeds)
-        if curve.updates:  # otherwise the curve has no point, because the runs were validated at different times
+        has_points = bool(curve.updates)
+        if has_points:
             curves.append(curve)
-    if not curves:
-        raise CannotDrawError(f"no run of results/{table.name} shares a seed and a validation with the baseline's")
-    curves.sort(key=lambda curve: curve.mean[-1])
-    if len(curves) <= MOST_LINES:
-        return draw_losses_in_one_panel(name, table, column, curves)
-    return draw_losses_in_small_panels(name, table, column, curves)
+    return sorted(curves, key=lambda curve: curve.mean[-1])
 
 
 def subtract_baseline(pair: Pair) -> dict[int, float]:
@@ -331,14 +343,20 @@ def draw_small_panel(curve: Curve, last_update: int, limits: tuple[float, float]
 def label_outer_axes(axes_of_panels: Sequence[RecordedAxes], number_of_columns: int) -> None:
     """Labels the y axis of the first panel in each row, and the x axis of the last panel in each column.
 
+    For example, there are 5 panels in 3 columns::
+
+        0 1 2
+        3 4
+
+    The panels 0 and 3 get a label of the y axis. The panels 2, 3 and 4, the last three, get a label of the x axis.
+
     Args:
-        axes_of_panels: the axes, row by row. The last row may have fewer panels than the others.
+        axes_of_panels: the axes, row by row.
         number_of_columns: how many panels a row has.
     """
     first_in_rows = axes_of_panels[::number_of_columns]
     for axes in first_in_rows:
         axes.set(ylabel="difference")
-    # Each column has one of these panels. If the last row is not full, some of them are in the row above it.
     last_in_columns = axes_of_panels[-number_of_columns:]
     for axes in last_in_columns:
         axes.tick_params(axis="x", labelbottom=True)  # matplotlib would write these numbers in the last row only
@@ -413,46 +431,54 @@ def list_stages(table: Table, column: Column) -> list[Stage]:
 
 
 def load_continued_trainings(stages: Sequence[Stage]) -> dict[str, list[ContinuedTraining]]:
-    """Returns {model: its trainings that went through all stages}, without models that have no such training.
-
-    A stage is a part of a training, for example up to 7,000 updates. Its runs, one for each model and seed, are in a
-    column of a table.
-    """
-    columns = [load_column(stage.table, stage.column) for stage in stages]  # for each stage {model: its runs}
-    models_of_last_stage = list(columns[-1])
+    """Returns {model: its trainings that went through all stages}, without models that have no such training."""
     trainings_by_model = {}
-    for model in models_of_last_stage:
-        runs_by_stage = [runs_by_model.get(model, []) for runs_by_model in columns]
+    for model, runs_by_stage in load_runs_by_stage(stages).items():
         trainings = find_trainings(runs_by_stage)
         if trainings:
             trainings_by_model[model] = trainings
     return trainings_by_model
 
 
+def load_runs_by_stage(stages: Sequence[Stage]) -> dict[str, list[list[Record]]]:
+    """Returns {model: a list of its runs in the first stage, a list of those in the second stage, and so on}.
+
+    A stage is a part of a training, for example up to 7,000 updates. The models are those of the last stage. A list is
+    empty if the model has no run in a stage.
+    """
+    results_of_stages = [load_column(stage.table, stage.column) for stage in stages]  # {model: its runs} for each stage
+    results_of_last_stage = results_of_stages[-1]
+    runs_by_stage_of_models = {}
+    for model in results_of_last_stage:
+        runs_by_stage_of_models[model] = [results.get(model, []) for results in results_of_stages]
+    return runs_by_stage_of_models
+
+
 def find_trainings(runs_by_stage: Sequence[Sequence[Record]]) -> list[ContinuedTraining]:
     """Returns the trainings of a model that went through all stages, at most one for each seed.
 
-    `runs_by_stage`: for each stage, the model's runs, with different seeds.
+    `runs_by_stage` has a list for each stage: the model's runs in this stage, which differ in their seeds.
     """
     trainings = []
-    for last_run in runs_by_stage[-1]:
-        training = find_training(last_run, earlier_stages=runs_by_stage[:-1])
+    *earlier_stages, last_stage = runs_by_stage
+    for last_run in last_stage:
+        training = find_training(last_run, earlier_stages)
         if training is not None:
             trainings.append(training)
     return trainings
 
 
-def find_training(last_run: Record, earlier_stages: Sequence[Sequence[Record]]) -> ContinuedTraining | None:
-    """Returns the training whose last stage is a given run, or None if the run of an earlier stage is missing.
+def find_training(last_run: Record, runs_by_earlier_stage: Sequence[Sequence[Record]]) -> ContinuedTraining | None:
+    """Returns the training that ended with a given run, or None if one of its earlier runs is missing.
 
-    A stage has continued the run of the stage before it that has the same seed.
+    The runs of a training have the same seed: each one continued the run of the stage before it.
 
     Args:
         last_run: the run of the last stage.
-        earlier_stages: for each earlier stage, the runs of the same model, with different seeds.
+        runs_by_earlier_stage: a list for each earlier stage: the runs of the same model, which differ in their seeds.
     """
     records = []
-    for runs in earlier_stages:
+    for runs in runs_by_earlier_stage:
         run = find_run_with_same_seed(last_run, runs)
         if run is None:
             return None
@@ -513,19 +539,17 @@ def draw_continued_scores(
     trainings_by_model: Mapping[str, Sequence[ContinuedTraining]], stages: Sequence[Stage]
 ) -> Panel:
     """Draws the test score of each model at the end of each stage, with dots that are joined by a line."""
-    # All stages have the same metrics and the same baseline, so any stage can be asked for them.
-    table = stages[-1].table
-    column = stages[-1].column
-    metric = main_metric(table, column)
-    metric_heading = shown_metrics(table, column)[metric]
+    last_stage = stages[-1]  # all stages have the same metrics and the same baseline
+    metric = main_metric(last_stage.table, last_stage.column)
+    heading_by_metric = shown_metrics(last_stage.table, last_stage.column)
     updates = [stage.updates for stage in stages]
-    colors = choose_colors(trainings_by_model, table.baseline)
+    colors = choose_colors(trainings_by_model, last_stage.table.baseline)
     axes = RecordedAxes()
     for model, trainings in trainings_by_model.items():
         scores_of_seeds = [training.list_scores(metric) for training in trainings]
         draw_means(axes, updates, scores_of_seeds, model, colors[model])
     axes.set_xticks(updates)
-    axes.set(xlabel="updates", ylabel=f"{metric_heading} of the test set")
+    axes.set(xlabel="updates", ylabel=f"{heading_by_metric[metric]} of the test set")
     return axes.panel()
 
 

@@ -1,8 +1,7 @@
 """The tables of results in Markdown, from results/."""
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fairseq_synth.names import VARIANTS
@@ -55,14 +54,20 @@ def shown_metrics(table: Table, column: Column) -> dict[str, str]:
     """Returns {metric: its heading}, for the metrics that a column of a table shows.
 
     These are the metrics that tables.yaml names for the column. If it names none, they are those that corpora.yaml
-    names for the corpus. If it names none either, it is the one metric of the table's task.
+    names for the corpus. If corpora.yaml names none either, it is the metric of the table's task.
     """
-    metrics = list(column.figures)
-    if not metrics and column.name in CORPORA:
-        metrics = list(CORPORA[column.name].scores)
-    if not metrics:
-        task = TASKS[table.task]
-        return {task.metric: task.heading}
+    metrics_of_column = list(column.figures)
+    if metrics_of_column:
+        return name_metrics(metrics_of_column)
+    metrics_of_corpus = list(CORPORA[column.name].scores) if column.name in CORPORA else []
+    if metrics_of_corpus:
+        return name_metrics(metrics_of_corpus)
+    task = TASKS[table.task]
+    return {task.metric: task.heading}
+
+
+def name_metrics(metrics: Iterable[str]) -> dict[str, str]:
+    """Returns {metric: its heading}."""
     return {metric: HEADINGS.get(metric, metric) for metric in metrics}
 
 
@@ -123,35 +128,49 @@ def minus_baseline(table: Table) -> str:
 def results_table(name: str, dataset: str = "") -> str:
     """Returns a table of results in Markdown, with a note below it that says how its figures came about.
 
-    A row is a model. The columns show our scores, their differences to the baseline, and the paper's figures. A model
-    without any figure has no row. If nobody has run the table, it shows the paper's figures alone. If there are none,
-    either, a sentence takes the place of the table.
+    A row is a model. The columns show our scores, their differences to the baseline, and the paper's figures. If nobody
+    has run the table, it shows the paper's figures alone. If there are none, either, only the note is returned.
 
     Args:
         name: the name of the table in recipes/tables.yaml.
         dataset: the only data set to show; by default all.
     """
     table = TABLES[name]
-    columns = [column for column in table.columns if not dataset or column.name == dataset]
-    datasets = [column.name for column in columns]
-    runs = [run for run in load_runs(name) if run["dataset"] in datasets]
-    if runs:
-        note = results_note(table, runs, list_shown_metrics(table))
-    else:
-        note = f"We have not run {reproduce_command(table)} yet.\n"
-    models_with_runs = [run["model"] for run in runs]
-    all_models = distinct([*table.models(), *models_with_runs])
-    models_shown = [model for model in all_models if model in models_with_runs or model in table.published()]
-    if not models_shown:
-        return note
-    # Headings need not name the data set if it is the only one.
-    model_columns = list_columns(table, columns, runs, all_models, is_dataset_named=not dataset)
-    paragraphs = [model_table(model_columns, models_shown)]
-    dagger = explain_dagger(models_shown)
+    shows_all_datasets = not dataset
+    shown_datasets = [column for column in table.columns if shows_all_datasets or column.name == dataset]
+    runs = load_runs_on(table, shown_datasets)
+    note = describe_runs(table, runs)
+    models = list_models_with_figures(table, runs)
+    if not models:
+        return note  # which says that nobody has run the table
+    model_columns = list_columns(table, shown_datasets, runs, models, is_dataset_named=shows_all_datasets)
+    paragraphs = [model_table(model_columns, models)]
+    dagger = explain_dagger(models)
     if dagger:
         paragraphs.append(dagger)
     paragraphs.append(note)
     return "\n".join(paragraphs)
+
+
+def load_runs_on(table: Table, datasets: Sequence[Column]) -> list[Record]:
+    """Returns the records of the runs of a table on some of its data sets."""
+    names = [column.name for column in datasets]
+    return [run for run in load_runs(table.name) if run["dataset"] in names]
+
+
+def describe_runs(table: Table, runs: list[Record]) -> str:
+    """Returns the note below a table: how the figures of its runs came about, or that there are no runs yet."""
+    if not runs:
+        return f"We have not run {reproduce_command(table)} yet.\n"
+    return results_note(table, runs, list_shown_metrics(table))
+
+
+def list_models_with_figures(table: Table, runs: Sequence[Record]) -> list[str]:
+    """Returns the models that have a run, or figures in the paper: those of the table in its order, then others."""
+    models_with_runs = [run["model"] for run in runs]
+    models_with_figures = {*models_with_runs, *table.published()}
+    all_models = distinct([*table.models(), *models_with_runs])
+    return [model for model in all_models if model in models_with_figures]
 
 
 def list_shown_metrics(table: Table) -> list[str]:
@@ -174,24 +193,23 @@ def list_columns(
     - the columns of each of our data sets
     - the paper's steps per second
 
-    Columns without any figure are left out.
+    Columns without any figure are left out: each function that is called here returns no column then.
 
     Args:
         table: the table.
         datasets: the data sets that are shown. Each is a column in tables.yaml.
         runs: the records of the runs on these data sets.
-        models: all models of the table. A model without a run is shown as "not run yet".
+        models: the models that are shown. A model without a run is marked as "not run yet".
         is_dataset_named: whether headings name the data set.
     """
-    model_columns = paper_columns(table, "parameters")
-    if runs:
-        model_columns.append(parameters_column(runs, models))
-    model_columns += paper_columns_of_other_data(table)
+    columns = paper_columns(table, "parameters")
+    columns += parameters_columns(runs, models)
+    columns += paper_columns_of_other_data(table)
     for dataset in datasets:
-        runs_by_model = group_by_model(table, dataset, runs)
-        model_columns += columns_of_dataset(table, dataset, runs_by_model, is_dataset_named)
-    model_columns += paper_speed_columns(table)
-    return model_columns
+        runs_on_dataset = group_by_model(table, dataset, runs)
+        columns += columns_of_dataset(table, dataset, runs_on_dataset, is_dataset_named)
+    columns += paper_speed_columns(table)
+    return columns
 
 
 def columns_of_dataset(
@@ -212,12 +230,17 @@ def columns_of_dataset(
     ]
 
 
-def parameters_column(runs: Sequence[Record], models: Iterable[str]) -> ModelColumn:
-    """Returns a column with each model's number of parameters in millions, as its first run says, or "not run yet"."""
+def parameters_columns(runs: Sequence[Record], models: Iterable[str]) -> list[ModelColumn]:
+    """Returns a column with each model's number of parameters in millions, or no column if there are no runs.
+
+    The number is that of the model's first run. A model without a run has "not run yet".
+    """
+    if not runs:
+        return []
     parameters: dict[str, str] = {}
     for run in runs:
         parameters.setdefault(run["model"], f"{run['parameters'] / 1e6:.2f}M")
-    return ModelColumn("parameters", {model: parameters.get(model, NOT_RUN) for model in models})
+    return [ModelColumn("parameters", {model: parameters.get(model, NOT_RUN) for model in models})]
 
 
 def our_columns(table: Table, column: Column, runs_by_model: RunsByModel, is_dataset_named: bool) -> list[ModelColumn]:
@@ -258,13 +281,13 @@ def our_score_and_difference_columns(table: Table, column: Column, runs_by_model
     heading_by_metric = shown_metrics(table, column)
     metrics = list(heading_by_metric)
     compared_metric = main_metric(table, column)
-    score_heading = column_heading(table, column) + end_of_our_headings(table)
-    difference_heading = minus_baseline(table)
+    heading_of_scores = f"{column_heading(table, column)}{end_of_our_headings(table)}"
+    heading_of_differences = minus_baseline(table)
     if len(metrics) > 1:
-        difference_heading += f", {heading_by_metric[compared_metric]}"
-    columns = [score_column(table, runs_by_model, metrics, score_heading)]
-    columns += difference_columns(table, runs_by_model, compared_metric, difference_heading)
-    return columns
+        heading_of_differences = f"{minus_baseline(table)}, {heading_by_metric[compared_metric]}"
+    scores = score_column(table, runs_by_model, metrics, heading_of_scores)
+    differences = difference_columns(table, runs_by_model, compared_metric, heading_of_differences)
+    return [scores, *differences]
 
 
 def end_of_our_headings(table: Table) -> str:
@@ -435,36 +458,54 @@ def alpha_table(name: str) -> str:
     """
     first_dataset = TABLES[name].columns[0].name
     runs = [run for run in load_runs(name) if run["dataset"] == first_dataset]
-    weights = collect_weights(runs)
-    layers_of_components: list[str] = []
-    for weights_by_layer in weights.values():
-        layers_of_components += weights_by_layer.keys()
-    layers = distinct(layers_of_components)
+    weights = collect_weights(runs)  # {component of a mixture: {layer: its weights in all heads of all runs}}
+    layers = list_layers(weights.values())
     rows = []
     for (mixture, component), weights_by_layer in weights.items():
-        cells = [f"`{mixture}`", f"`{component}`"]
-        for layer in layers:
-            is_in_layer = layer in weights_by_layer
-            cells.append(f"{statistics.mean(weights_by_layer[layer]):.2f}" if is_in_layer else "")
-        rows.append(cells)
+        cells = [mean_weight_cell(weights_by_layer, layer) for layer in layers]
+        rows.append([f"`{mixture}`", f"`{component}`", *cells])
     layer_headings = [layer.replace(".layers.", " ") for layer in layers]  # "encoder.layers.0" becomes "encoder 0"
     return markdown_table(["mixture", "component", *layer_headings], rows)
+
+
+def list_layers(weights_of_components: Iterable[Mapping[str, Sequence[float]]]) -> list[str]:
+    """Returns each layer in which any component has weights, in the order in which they occur.
+
+    `weights_of_components`: for each component {layer: weights}.
+    """
+    layers: list[str] = []
+    for weights_by_layer in weights_of_components:
+        layers += weights_by_layer.keys()
+    return distinct(layers)
+
+
+def mean_weight_cell(weights_by_layer: Mapping[str, Sequence[float]], layer: str) -> str:
+    """Returns the mean weight of a component in a layer as text; empty if the layer does not have the component."""
+    if layer not in weights_by_layer:
+        return ""
+    return f"{statistics.mean(weights_by_layer[layer]):.2f}"
 
 
 def collect_weights(runs: Iterable[Record]) -> dict[MixtureComponent, dict[str, list[float]]]:
     """Returns {component of a mixture: {layer: its weights in all heads of all runs}}.
 
     A mixture adds several attention functions, its components, each multiplied by a weight for each head. The record of
-    a run whose model is a mixture has these weights as ``alpha``, for example, in a layer with two heads::
+    a run whose model is a mixture has these weights as ``alpha``. For example, a run of "random_vanilla" has, in a
+    layer with two heads::
 
         {"encoder.layers.0": {"random": [0.4, 0.7], "vanilla": [0.6, 0.3]}, ...}
+
+    Then the result has, if there is no other run::
+
+        {MixtureComponent("random_vanilla", "random"): {"encoder.layers.0": [0.4, 0.7], ...}, ...}
     """
-    # A component that has not occurred yet gets an empty dictionary, and a new layer of it an empty list.
-    weights: dict[MixtureComponent, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    weights: dict[MixtureComponent, dict[str, list[float]]] = {}
     for run in runs:
         weights_of_run = run.get("alpha", {})
         for layer, weights_by_component in weights_of_run.items():
             for component, weights_of_heads in weights_by_component.items():
                 mixture_component = MixtureComponent(mixture=run["model"], component=component)
-                weights[mixture_component][layer] += weights_of_heads
+                weights_by_layer = weights.setdefault(mixture_component, {})
+                weights_of_layer = weights_by_layer.setdefault(layer, [])
+                weights_of_layer += weights_of_heads
     return weights

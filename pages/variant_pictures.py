@@ -1,5 +1,6 @@
 """The pictures that compare all functions: S of each function, quality and speed, speeds and memory."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -56,20 +57,19 @@ def draw_logits(name: str, formula: str, has_row_labels: bool) -> Panel:
     from .example_logits import compute_logits  # imports torch, which takes seconds and no other picture needs
 
     logits = compute_logits(name, WORDS)
-    largest = max(abs(value) for row in logits for value in row)
+    all_values = itertools.chain.from_iterable(logits)
+    largest = max(abs(value) for value in all_values)
     axes = RecordedAxes()
-    # The colors reach as far below 0 as above it, so that 0 is white.
-    axes.record(
-        image(
-            logits,
-            labels=WORDS,
-            has_row_labels=has_row_labels,
-            cmap=COLORS,
-            vmin=-largest,
-            vmax=largest,
-            aspect="equal",
-        )
+    colored_matrix = image(
+        logits,
+        labels=WORDS,
+        has_row_labels=has_row_labels,
+        cmap=COLORS,
+        vmin=-largest,  # The colors reach as far below 0 as above it, so that 0 is white.
+        vmax=largest,
+        aspect="equal",
     )
+    axes.record(colored_matrix)
     axes.set_title(f"{name}\n{formula}", fontsize=SMALL_FONT)
     axes.set(xlabel="word j")
     if has_row_labels:
@@ -134,15 +134,18 @@ def draw_choice() -> list[Picture]:
 
     Both are compared with the Transformer. The list is empty if no quality was measured.
     """
-    quality = {panel: load_differences(panel) for panel in QUALITY_PANELS}
-    speed = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
-    models_with_quality = find_models_with_quality(quality.values())
+    differences_by_panel = {panel: load_differences(panel) for panel in QUALITY_PANELS}
+    speed_ups_by_panel = {panel: load_speed_ups(panel.benchmark) for panel in SPEED_PANELS}
+    models_with_quality = find_models_with_quality(differences_by_panel.values())
+    models_with_speed = find_models_with_speed(speed_ups_by_panel.values())
     if not models_with_quality:
         return []
-    models = list_synthesizers_among(models_with_quality | find_models_with_speed(speed.values()))
-    quality_panels = [draw_quality(panel, differences, models) for panel, differences in quality.items()]
-    speed_panels = [draw_speed(panel, speed_ups, models) for panel, speed_ups in speed.items()]
-    panels = quality_panels + speed_panels
+    models = list_synthesizers_among(models_with_quality | models_with_speed)
+    panels = []
+    for quality_panel, differences in differences_by_panel.items():
+        panels.append(draw_quality(quality_panel, differences, models))
+    for speed_panel, speed_ups in speed_ups_by_panel.items():
+        panels.append(draw_speed(speed_panel, speed_ups, models))
     return [
         Picture(
             "which-one.png",
@@ -217,8 +220,9 @@ def draw_quality(panel: QualityPanel, differences: DifferencesByMetric, models: 
     for metric, places, dot in zip(panel.metrics, places_of_metrics, dots_of_metrics):
         draw_metric(axes, differences[metric], models, places, dot)
     task = TASKS[TABLES[panel.table].task]
-    if task.best is min:  # then better, which is lower, is brought to the right
-        axes.invert_xaxis()
+    is_lower_better = task.best is min  # `best` is the function that chooses the best of several scores
+    if is_lower_better:
+        axes.invert_xaxis()  # brings lower values to the right
     axes.set_title(panel.title, fontsize=SMALL_FONT)
     axes.set(ylim=get_limits_of_models(len(models)), xlabel="minus the\nTransformer")
     return axes.panel()
@@ -271,8 +275,9 @@ def draw_speed(panel: SpeedPanel, speed_ups: Mapping[str, SpeedUp], models: Sequ
     name_models(axes, models)
     for line_number, model in enumerate(models):
         if model in speed_ups:
+            # Rounded, so that a picture stays the same if the last bits of a ratio differ.
             ratio = round(speed_ups[model].ratio, 3)
-            lengths_of_bar = get_distances_to_rounds(speed_ups[model])
+            lengths_of_bar = get_distances_to_rounds(speed_ups[model])  # to the left and to the right
             axes.errorbar([ratio], [line_number], xerr=lengths_of_bar, fmt="s", ms=4, elinewidth=1, color=SPEED_COLOR)
     use_logarithmic_x_axis(axes, limits=SPEED_LIMITS, ticks=SPEED_TICKS)
     axes.set_title(panel.title, fontsize=SMALL_FONT)
@@ -324,23 +329,25 @@ SLOWER_COLOR = "#d1733c"  # orange
 def draw_speeds() -> list[Picture]:
     """Returns the picture that shows, for each benchmark, how many times as fast as the Transformer each model is.
 
-    A benchmark that has not been run has no panel. The list is empty if none has been run.
+    A benchmark that has not been run has no panel. The list has this single picture, or none if no benchmark has run.
     """
     speed_ups_by_panel = {}
-    for panel in BAR_PANELS:
-        speed_ups = load_speed_ups(panel.benchmark)
+    for bar_panel in BAR_PANELS:
+        speed_ups = load_speed_ups(bar_panel.benchmark)
         if speed_ups:
-            speed_ups_by_panel[panel] = speed_ups
+            speed_ups_by_panel[bar_panel] = speed_ups
     if not speed_ups_by_panel:
         return []
     models = sort_models(find_models_with_speed(speed_ups_by_panel.values()))
-    panels = [draw_bars(panel, speed_ups, models) for panel, speed_ups in speed_ups_by_panel.items()]
+    drawn_panels = []
+    for bar_panel, speed_ups in speed_ups_by_panel.items():
+        drawn_panels.append(draw_bars(bar_panel, speed_ups, models))
     return [
         Picture(
             "speed.png",
-            panels,
+            drawn_panels,
             size=(WIDTH, get_height(models, height_of_line=0.2)),
-            columns=len(panels),
+            columns=len(drawn_panels),
             share_y=True,
             below=(
                 "Speed, or memory saved, relative to fairseq's Transformer (logarithmic): "
@@ -379,9 +386,10 @@ def draw_bar(axes: RecordedAxes, line_number: int, speed_up: SpeedUp) -> None:
     """Draws the bar of a model, from 1 to its speed-up, with a gray line from the lowest to the highest round."""
     ratio = round(speed_up.ratio, 2)
     color = FASTER_COLOR if ratio >= 1 else SLOWER_COLOR
+    width_from_one = ratio - 1  # negative for a bar to the left of 1
     axes.barh(
         line_number,
-        ratio - 1,
+        width_from_one,
         left=1,
         height=0.72,
         color=color,

@@ -158,7 +158,7 @@ def test_values_of_a_histogram_are_drawn_evenly_from_what_a_row_sees(causal, mea
     attention = SimpleNamespace(name="a")
     sampler = attention_part.ValueSampler()
     reading = SentenceReading(attention, batch_row=0, logits=logits, causal=causal)
-    sampler.add(reading, measure.sentence_weights(logits, causal))
+    sampler.add_sentence(reading, measure.sentence_weights(logits, causal))
     samples = sampler.samples()
     sampled_logits = samples["logits"]["a"]
     sampled_weights = samples["weights"]["a"]

@@ -56,8 +56,8 @@ def translate(loaded: Loaded, batches: list[Batch], beam: int, remove_bpe: str |
     """
     task = loaded.task
     generator = task.build_generator([loaded.model], GenerationConfig(beam=beam))
-    # Symbols that are left out of the text. If the generator does not say which, it is only the end of the sentence, as
-    # in fairseq-generate.
+    # The symbols that are left out of the text, as in fairseq-generate. Some generators do not name any. Then only the
+    # end of the sentence is left out.
     ignored_symbols = getattr(generator, "symbols_to_strip_from_output", {generator.eos})
     writer = TextWriter(task.target_dictionary, remove_bpe, ignored_symbols)
     translations = []

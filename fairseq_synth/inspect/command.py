@@ -70,7 +70,7 @@ def measure_parts(args: argparse.Namespace, output: OutputFolder, inspections: d
     """Measures one part after the other for all models, and writes the files of each part when it is finished."""
     parts = chosen_parts(args)
     for number, part in enumerate(parts):
-        with reporting_what_stays(args.out, finished=parts[:number], unfinished=parts[number:]):
+        with reporting_what_stays(args.out, part, finished=parts[:number], unfinished=parts[number:]):
             for label, inspection in inspections.items():
                 announce(label, part, inspection)
                 PARTS[part].measure(inspection)
@@ -86,24 +86,24 @@ def announce(label: str, part: str, inspection: Inspection) -> None:
 
 
 @contextlib.contextmanager
-def reporting_what_stays(out: Path, finished: Sequence[str], unfinished: Sequence[str]) -> Iterator[None]:
-    """Prints which parts are in the folder of --out if the body fails or the user interrupts it.
+def reporting_what_stays(out: Path, part: str, finished: Sequence[str], unfinished: Sequence[str]) -> Iterator[None]:
+    """Is a context manager that prints which parts are in the folder of --out if its body fails or is interrupted.
 
     An interruption ends the command here; any other exception goes on.
 
     Args:
         out: the folder.
+        part: the part that the body measures.
         finished: the parts whose files are complete.
-        unfinished: the part that the body measures, and those after it.
+        unfinished: this part and those after it.
     """
-    current_part = unfinished[0]
     try:
         yield
     except KeyboardInterrupt:
-        print(f"interrupted in {current_part}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
+        print(f"interrupted in {part}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception:
-        print(f"failed in {current_part}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
+        print(f"failed in {part}; {describe_rest(out, finished, unfinished)}", file=sys.stderr)
         raise
 
 

@@ -6,7 +6,6 @@ Pictures for pages are 7 inches wide, which is 840 pixels. Letters of 6 points a
 """
 
 import hashlib
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,6 +81,11 @@ class Picture(NamedTuple):
     row_heights: Sequence[float] = ()  # how high the rows of panels are, relative to each other; (): all alike
     legend_columns: int = 0  # how many columns the legend above all panels has; 0: there is no legend
 
+    @property
+    def has_automatic_margins(self) -> bool:
+        """Whether matplotlib chooses the margins, which it calls the layout "constrained"."""
+        return self.margins is None
+
     def digest(self) -> str:
         """Returns a checksum of what is drawn, and of the version of the code that draws it."""
         text = f"{DRAWING_VERSION} {json.dumps(self)}"
@@ -91,8 +95,9 @@ class Picture(NamedTuple):
         """Returns a figure of matplotlib."""
         from matplotlib.figure import Figure
 
-        # In the layout "constrained", matplotlib makes room for all labels. Otherwise `draw_panels` sets the margins.
-        figure = Figure(figsize=self.full_size(), dpi=DPI, layout="constrained" if self.margins is None else None)
+        figure = Figure(figsize=self.full_size(), dpi=DPI)
+        if self.has_automatic_margins:
+            figure.set_layout_engine("constrained")  # makes room for all labels
         self.draw_panels(figure)
         if self.legend_columns:
             self.add_legend(figure)
@@ -116,8 +121,9 @@ class Picture(NamedTuple):
         )
         if self.margins is not None:
             figure.subplots_adjust(**self.layout(self.margins))
-        # The last row of the grid may have more places than there are panels. These places stay empty, too.
-        for axes, panel in itertools.zip_longest(axes_grid.flat, self.panels):
+        num_unused_places = num_rows * self.columns - len(self.panels)  # at the end of the last row
+        panel_by_place = [*self.panels, *[None] * num_unused_places]
+        for axes, panel in zip(axes_grid.flat, panel_by_place):
             if panel is None:
                 axes.axis("off")
             else:
@@ -135,11 +141,7 @@ class Picture(NamedTuple):
         return width, height
 
     def layout(self, margins: Margins) -> dict[str, float]:
-        """Returns white space in inches as arguments of matplotlib's ``subplots_adjust``.
-
-        These are the places of the four edges of the panels, as shares of the picture's width or height from its lower
-        left corner; and the space between panels, as shares of the mean width and height of a panel.
-        """
+        """Returns white space in inches as arguments of matplotlib's ``subplots_adjust``, which takes it relatively."""
         if self.title:
             margins = margins._replace(top=margins.top + TITLE_HEIGHT)
         width, height = self.full_size()
@@ -147,10 +149,12 @@ class Picture(NamedTuple):
         panel_width = margins.width_left_for_panels(width, self.columns) / self.columns
         mean_panel_height = margins.height_left_for_panels(height, num_rows) / num_rows
         return {
+            # The four edges of the area of the panels, from 0 at the picture's lower left corner to 1.
             "left": margins.left / width,
             "right": 1 - margins.right / width,
             "bottom": margins.bottom / height,
             "top": 1 - margins.top / height,
+            # The space between panels, relative to the mean width and height of a panel.
             "wspace": margins.between_columns / panel_width,
             "hspace": margins.between_rows / mean_panel_height,
         }
@@ -162,8 +166,8 @@ class Picture(NamedTuple):
             artists, labels = axes.get_legend_handles_labels()
             for artist, label in zip(artists, labels):
                 artist_by_label.setdefault(label, artist)
-        # "outside" tells matplotlib to make room for the legend. It can do so only in the layout "constrained".
-        place = "outside upper center" if self.margins is None else "upper center"
+        # "outside" tells matplotlib to make room for the legend. Given margins have room for it already.
+        place = "outside upper center" if self.has_automatic_margins else "upper center"
         figure.legend(
             list(artist_by_label.values()), list(artist_by_label), loc=place, ncols=self.legend_columns, fontsize=7
         )
@@ -201,6 +205,11 @@ def model_color(model: str, models: Sequence[str], baseline: str) -> str:
 
 
 # ---- calls of matplotlib's axes
+
+
+def call(method: str, *arguments: Any, **options: Any) -> Call:
+    """Returns a call of a method of matplotlib's axes: ``call("bar", x, heights)`` stands for axes.bar(x, heights)."""
+    return method, list(arguments), options
 
 
 def line(x: Sequence[float], y: Sequence[float], label: str | None, color: str, **style: Any) -> Call:
@@ -266,7 +275,7 @@ def image(matrix: Any, labels: Sequence[str] = (), has_row_labels: bool = True, 
     row_labels = column_labels if has_row_labels else [""] * len(labels)
     return [
         colors(matrix, **style),
-        ("set_xticks", [places, column_labels], {"rotation": 90}),
-        ("set_yticks", [places, row_labels], {}),
-        ("tick_params", [], {"length": 0}),
+        call("set_xticks", places, column_labels, rotation=90),
+        call("set_yticks", places, row_labels),
+        call("tick_params", length=0),
     ]

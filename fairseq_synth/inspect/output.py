@@ -79,7 +79,9 @@ def output_folder(out: Path) -> Iterator[OutputFolder]:
 
 
 def make_output_folder(out: Path) -> OutputFolder:
-    """Makes the folder `out` and a hidden folder beside it for unfinished files, and returns a writer for them.
+    """Makes the folder `out`, unless it exists and is empty, and returns a writer for it.
+
+    The writer also gets a new hidden folder beside it for unfinished files, such as ``.out-x3k2``.
 
     Raises:
         SynthesizerError: a file or a folder with files has this name already.
@@ -90,8 +92,8 @@ def make_output_folder(out: Path) -> OutputFolder:
     if not is_new and not is_empty_folder(folder):
         raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    return OutputFolder(folder, unfinished, is_new)
+    unfinished = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
+    return OutputFolder(folder, Path(unfinished), is_new)
 
 
 def is_empty_folder(path: Path) -> bool:

@@ -25,12 +25,12 @@ def summarise_attention(results: Results) -> Results:
     The histograms become smaller (`summarise_histograms`). The mean attention weights, ``pattern``, are cut to their
     first rows and columns. Those of a cross-attention are left out.
     """
-    summary = dict(results)
+    summary = {key: value for key, value in results.items() if key != "pattern"}
     summary["histograms"] = summarise_histograms(results.get("histograms", {}))
-    pattern = summary.pop("pattern", [])  # the mean attention weights, a matrix for each head
     is_cross_attention = results["group"] == "decoder.cross"
     if not is_cross_attention:
-        summary["pattern"] = [cut_to_corner(matrix) for matrix in pattern]
+        matrices_of_heads = results.get("pattern", [])
+        summary["pattern"] = [cut_to_corner(matrix) for matrix in matrices_of_heads]
     return summary
 
 

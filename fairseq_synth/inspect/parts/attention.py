@@ -1,5 +1,6 @@
 """Measures logits and attention weights on data: by head, by position, and of a few single sentences."""
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import torch
@@ -35,12 +36,13 @@ def measure(inspection: Inspection) -> None:
     weights. The results of the model get ``sentences``, the weights for a few single sentences.
     """
     pad = padding_index(inspection.loaded)
-    trained_values = measure_heads(inspection, pad)  # adds the other results of the attentions, too
+    trained = read_trained_model(inspection, pad)
+    add_head_results(inspection, trained.metrics)
     initial_values: Samples = {"logits": {}, "weights": {}}
     if inspection.initial_model is not None:
         initial_values = sample_values(inspection.initial_model, inspection.batches, pad, "initial attention")
     for kind in ("logits", "weights"):
-        add_histograms(inspection.attention_results, kind, trained_values[kind], initial_values[kind])
+        add_histograms(inspection.attention_results, kind, trained.values[kind], initial_values[kind])
     inspection.results["sentences"] = read_single_sentences(inspection, pad)
 
 
@@ -70,7 +72,8 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
 
     Args:
         model: the model.
-        positions: T, the number of tokens; or the longest sentence of the model, if it is shorter.
+        positions: for how many tokens T the weights are computed, unless the model reads only shorter sentences. Then
+            T is the model's own limit.
 
     Returns:
         {attention: weights (H, T, T)}. All of them are self-attentions, as cross-attention depends on the input.
@@ -78,8 +81,10 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
     stacks = find_stacks(model)
     result = {}
     for attention in attentions(model):
-        longest_sentence = getattr(stacks[attention.stack], "max_length", None)  # None: sentences of any length
-        length = positions if longest_sentence is None else min(positions, longest_sentence)
+        length = positions
+        longest_sentence = getattr(stacks[attention.stack], "max_length", None)  # only some stacks have this limit
+        if longest_sentence is not None:
+            length = min(length, longest_sentence)
         logits = attention.logits_without_input(length)
         if logits is not None:
             is_in_decoder = attention.stack == "decoder"  # where no token sees later ones
@@ -91,38 +96,43 @@ def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]
 
 
 class ValueSampler:
-    """Chooses logits and weights at random for histograms. Only cells are chosen whose column the row may see."""
+    """Draws random samples of logits and attention weights, for histograms."""
 
     def __init__(self) -> None:
         """Starts without a value. The random numbers are the same every time."""
         self.generator = torch.Generator().manual_seed(0)
-        self.values: dict[str, dict[str, list[Tensor]]] = {"logits": {}, "weights": {}}
+        # {attention: the values of each sentence}
+        self.logits: defaultdict[str, list[Tensor]] = defaultdict(list)
+        self.weights: defaultdict[str, list[Tensor]] = defaultdict(list)
 
-    def add(self, reading: SentenceReading, weights: Tensor) -> None:
-        """Chooses logits of one attention for one sentence at random, and the weights at the same places.
+    def add_sentence(self, reading: SentenceReading, weights: Tensor) -> None:
+        """Adds the logits and the weights of random cells, for a histogram of one attention.
+
+        A cell is a head, a row and a column. Only cells are drawn whose column is visible to the row, up to
+        `HISTOGRAM_VALUES` of them and none twice.
 
         Args:
-            reading: the attention, and its logits (H, T, S) for the sentence.
+            reading: the attention, and its logits (H, T, S) for one sentence.
             weights: the softmax of these logits, (H, T, S).
         """
-        visible = torch.ones_like(weights, dtype=torch.bool)  # (H, T, S), False where a row does not see a column
+        is_visible = torch.ones_like(weights, dtype=torch.bool)
         if reading.causal:
-            visible = visible.tril()
-        visible_logits = reading.logits[visible]  # (N,), of all heads
-        visible_weights = weights[visible]  # (N,), in the same order
-        # The places 0 to N - 1 are put into random order, so that no place is chosen twice.
-        places = torch.randperm(len(visible_logits), generator=self.generator)
-        chosen_places = places[:HISTOGRAM_VALUES]
+            is_visible = is_visible.tril()  # row i sees the columns 0 to i
+        # The N visible cells of all heads in one list: (N,), in the same order for logits and weights.
+        visible_logits = reading.logits[is_visible]
+        visible_weights = weights[is_visible]
+        shuffled_cells = torch.randperm(len(visible_logits), generator=self.generator)
+        drawn_cells = shuffled_cells[:HISTOGRAM_VALUES]
         name = reading.attention.name
-        self.values["logits"].setdefault(name, []).append(visible_logits[chosen_places])
-        self.values["weights"].setdefault(name, []).append(visible_weights[chosen_places])
+        self.logits[name].append(visible_logits[drawn_cells])
+        self.weights[name].append(visible_weights[drawn_cells])
 
     def samples(self) -> Samples:
-        """Returns all values that were chosen: {``logits`` or ``weights``: {attention: values}}."""
-        result: Samples = {}
-        for kind, values_by_attention in self.values.items():
-            result[kind] = {name: torch.cat(values) for name, values in values_by_attention.items()}
-        return result
+        """Returns the values of all sentences: {``logits`` or ``weights``: {attention: values}}."""
+        return {
+            "logits": {name: torch.cat(values) for name, values in self.logits.items()},
+            "weights": {name: torch.cat(values) for name, values in self.weights.items()},
+        }
 
 
 def sample_values(model: nn.Module, batches: list[Batch], pad: int, title: str) -> Samples:
@@ -142,7 +152,7 @@ def sample_values(model: nn.Module, batches: list[Batch], pad: int, title: str) 
     def add_to_sampler(reading: SentenceReading) -> None:
         """Is called with what one attention has computed for one sentence."""
         weights = sentence_weights(reading.logits, reading.causal)
-        sampler.add(reading, weights)
+        sampler.add_sentence(reading, weights)
 
     for batch in progress(batches, title):
         read_sentences(model, batch, pad, on_sentence=add_to_sampler)
@@ -173,8 +183,9 @@ class HeadMetrics:
         name = reading.attention.name
         self.mean_weights.setdefault(name, MeanByPosition()).add(weights)
         self.mean_logits.setdefault(name, MeanByPosition()).add(reading.logits)
-        self.add_metrics(name, describe_weights(weights))
-        self.add_metrics(name, {"singular_values": cumulative_singular_values(weights)})
+        metrics = describe_weights(weights)  # one value for each head
+        metrics["singular_values"] = cumulative_singular_values(weights)  # several values for each head
+        self.add_metrics(name, metrics)
 
     def add_word_dependence(self, reading: SentenceReading) -> None:
         """Adds what is measured in a second pass over the data, when the mean logits by position are known.
@@ -197,18 +208,19 @@ class HeadMetrics:
                 sums[metric] = values
 
 
-def measure_heads(inspection: Inspection, pad: int) -> Samples:
-    """Measures all heads of the trained model on the data, and adds the results to those of the attentions.
+class TrainedAttention(NamedTuple):
+    """What is collected while the trained model reads the data."""
 
-    The results are the metrics of `describe_weights`, cumulative singular values and the dependence on words, as means
-    over the sentences; and the mean weights by position as ``pattern``.
+    metrics: HeadMetrics
+    values: Samples  # for histograms
+
+
+def read_trained_model(inspection: Inspection, pad: int) -> TrainedAttention:
+    """Runs the trained model on the data twice, and collects the metrics of its heads and values for histograms.
 
     Args:
         inspection: the inspection, with data.
         pad: the index of padding.
-
-    Returns:
-        values for histograms: {``logits`` or ``weights``: {attention: values}}.
     """
     model = inspection.loaded.model
     metrics = HeadMetrics()
@@ -217,7 +229,7 @@ def measure_heads(inspection: Inspection, pad: int) -> Samples:
     def add_to_metrics_and_sampler(reading: SentenceReading) -> None:
         """Is called with what one attention has computed for one sentence."""
         weights = sentence_weights(reading.logits, reading.causal)
-        sampler.add(reading, weights)
+        sampler.add_sentence(reading, weights)
         metrics.add_sentence(reading, weights)
 
     for batch in progress(inspection.batches, "trained attention"):
@@ -225,40 +237,48 @@ def measure_heads(inspection: Inspection, pad: int) -> Samples:
     # The dependence on words compares each sentence with the mean over all sentences, which is known only now.
     for batch in progress(inspection.batches, "words or positions"):
         read_sentences(model, batch, pad, on_sentence=metrics.add_word_dependence)
-    add_head_results(inspection, metrics)
-    return sampler.samples()
+    return TrainedAttention(metrics, values=sampler.samples())
 
 
 def add_head_results(inspection: Inspection, metrics: HeadMetrics) -> None:
-    """Adds the means of collected metrics, and mean weights as ``pattern``, to the results of each attention.
+    """Adds the metrics, as means over the sentences, and the mean weights to the results of each attention.
 
     Args:
         inspection: its `attention_results` are changed in place.
         metrics: has the sums of the metrics, and the mean weights, over the sentences of the data.
     """
     num_sentences = sum(len(batch["id"]) for batch in inspection.batches)
-    positions = inspection.options.positions
-    constant_weights = weights_without_input(inspection.loaded.model, positions)  # {attention: (H, T, T)}
+    patterns = choose_patterns(inspection, metrics)
     for name, sums_by_metric in metrics.sums.items():
         results = inspection.attention_results[name]
         for metric, sum_over_sentences in sums_by_metric.items():
             results[metric] = round_floats(sum_over_sentences / num_sentences)
-        if name in constant_weights:
-            # Weights that do not depend on the input are the same in every sentence. They are known for all positions,
-            # also for those that no sentence of the data has.
-            weights = constant_weights[name]
-        else:
-            weights = metrics.mean_weights[name].mean_of_first(rows=positions, columns=positions)
-        results["pattern"] = to_thousandths(weights)
+        results["pattern"] = to_thousandths(patterns[name])
+
+
+def choose_patterns(inspection: Inspection, metrics: HeadMetrics) -> dict[str, Tensor]:
+    """Returns {attention: its mean weights for the first positions, (H, T, S)}.
+
+    Args:
+        inspection: has the model, and the largest T and S in its options.
+        metrics: has the mean weights over the sentences of the data.
+    """
+    positions = inspection.options.positions
+    patterns = {}
+    for name, mean in metrics.mean_weights.items():
+        patterns[name] = mean.mean_of_first(rows=positions, columns=positions)
+    # Weights that do not depend on the input are the same in every sentence. They are known for all positions, also for
+    # those that no sentence of the data has.
+    patterns.update(weights_without_input(inspection.loaded.model, positions))
+    return patterns
 
 
 # ---- single sentences
 
 
 class SentenceInBatch(NamedTuple):
-    """A sentence of the data, and where it is. Sentences that fit a picture are sorted before longer ones."""
+    """A sentence of the data, and where it is."""
 
-    is_long: bool  # too long for a picture
     number: int  # in the data
     batch: Batch
     batch_row: int
@@ -273,14 +293,24 @@ def read_single_sentences(inspection: Inspection, pad: int) -> list[Results]:
         inspection: the inspection, with data.
         pad: the index of padding.
     """
-    candidates = []
-    for batch in inspection.batches:
+    fitting = []
+    too_long = []
+    for sentence in list_sentences(inspection.batches):
+        if count_longer_side(sentence.batch, sentence.batch_row, pad) <= LONGEST_SHOWN:
+            fitting.append(sentence)
+        else:
+            too_long.append(sentence)
+    shown = [*fitting, *too_long][:SHOWN_SENTENCES]
+    return [read_single_sentence(inspection.loaded, sentence, pad) for sentence in shown]
+
+
+def list_sentences(batches: list[Batch]) -> list[SentenceInBatch]:
+    """Returns all sentences of some batches, in the order of the data."""
+    sentences = []
+    for batch in batches:
         for batch_row, number in enumerate(batch["id"].tolist()):
-            is_long = count_longer_side(batch, batch_row, pad) > LONGEST_SHOWN
-            candidates.append(SentenceInBatch(is_long=is_long, number=number, batch=batch, batch_row=batch_row))
-    # False comes before True, so the sentences that fit a picture come first, in the order of the data.
-    candidates.sort(key=lambda sentence: (sentence.is_long, sentence.number))
-    return [read_single_sentence(inspection.loaded, sentence, pad) for sentence in candidates[:SHOWN_SENTENCES]]
+            sentences.append(SentenceInBatch(number=number, batch=batch, batch_row=batch_row))
+    return sorted(sentences, key=lambda sentence: sentence.number)
 
 
 def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) -> Results:
@@ -297,13 +327,13 @@ def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) ->
     """
     weights: dict[str, Any] = {}
 
-    def add_weights(reading: SentenceReading) -> None:
-        """Adds the weights of one attention, unless they are those of another sentence of the batch."""
+    def keep_weights_of_sentence(reading: SentenceReading) -> None:
+        """Is called for each attention and each sentence of the batch, and keeps the weights for the one sentence."""
         if reading.batch_row == sentence.batch_row:
             weights_of_heads = sentence_weights(reading.logits, reading.causal)
             weights[reading.attention.name] = to_thousandths(weights_of_heads)
 
-    read_sentences(loaded.model, sentence.batch, pad, on_sentence=add_weights)
+    read_sentences(loaded.model, sentence.batch, pad, on_sentence=keep_weights_of_sentence)
     tokens = {}
     for stack in find_stacks(loaded.model):
         token_indices = stack_tokens(sentence.batch, stack)[sentence.batch_row]

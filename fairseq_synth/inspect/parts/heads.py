@@ -73,7 +73,7 @@ def measure(inspection: Inspection) -> None:
 def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str, list[float]]]:
     """Returns how much each head matters to the loss, by two measures.
 
-    ``gradient`` is the derivative of the loss with respect to a factor of 1 on the output of a head, in nats (see
+    ``gradient`` is how strongly the loss reacts to the strength of the head's output, in nats (see
     `importance_by_gradient`). ``left_out`` is by how much the loss grows if the head is removed, in bits. The loss is
     a mean over tokens, or, if the model is an encoder alone, over masked tokens or examples.
 
@@ -91,9 +91,10 @@ def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str,
 
 
 def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
-    """Returns how strongly the loss would change if the output of each head were multiplied by a factor.
+    """Returns how strongly the loss would change if the output of each head were a little stronger or weaker.
 
-    The factor is 1 for each sentence and head (Michel et al. 2019, arXiv 1905.10650, eq. 2):
+    The output of each head is multiplied by a factor of 1 for each sentence. Then (Michel et al. 2019, arXiv
+    1905.10650, eq. 2)
 
         importance of a head = (sum over the sentences of |derivative of the loss by the factor|) / number of targets
 
@@ -113,34 +114,34 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
     sums = {attention.name: torch.zeros(attention.num_heads) for attention in all_attentions}
     num_targets = 0
     for batch in progress(batches, "importance by gradient"):
-        masks = make_masks_of_ones(all_attentions, num_sentences=len(batch["id"]))
-        with masked_heads(model, masks):
-            training_loss, sample_size, log = criterion(model, batch)  # `count_targets` needs the last two
-        for name, gradient in compute_gradients(training_loss, masks).items():
+        factors = make_factors(all_attentions, num_sentences=len(batch["id"]))
+        with masked_heads(model, factors):  # multiplies the output of each head by its factor
+            training_loss, sample_size, log = criterion(model, batch)
+        for name, gradient in compute_gradients(training_loss, factors).items():
             sums[name] += gradient.abs().sum(dim=0)  # over the sentences: from (B, H) to (H,)
         num_targets += count_targets(sample_size, log)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
 
-def make_masks_of_ones(all_attentions: list[Attention], num_sentences: int) -> dict[str, Tensor]:
+def make_factors(all_attentions: list[Attention], num_sentences: int) -> dict[str, Tensor]:
     """Returns {attention: a factor of 1 for each sentence and head, (B, H), whose gradient can be computed}."""
-    masks = {}
+    factors = {}
     for attention in all_attentions:
-        masks[attention.name] = torch.ones(num_sentences, attention.num_heads, requires_grad=True)
-    return masks
+        factors[attention.name] = torch.ones(num_sentences, attention.num_heads, requires_grad=True)
+    return factors
 
 
-def compute_gradients(training_loss: Tensor, masks: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns {attention: the derivative of the loss with respect to its mask, (B, H)}.
+def compute_gradients(training_loss: Tensor, factors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns {attention: the derivative of the loss with respect to its factors, (B, H)}.
 
     An attention that has no effect on the loss is left out, such as that of an encoder to which no decoder attends.
 
     Args:
-        training_loss: the loss of a batch, which was computed with the masks.
-        masks: {attention: a factor for each sentence and head, (B, H)}.
+        training_loss: the loss of a batch, which was computed with the factors.
+        factors: {attention: a factor for each sentence and head, (B, H)}.
     """
-    gradients = torch.autograd.grad(training_loss, list(masks.values()), allow_unused=True)  # in the order of the masks
-    return {name: gradient for name, gradient in zip(masks, gradients) if gradient is not None}
+    gradients = torch.autograd.grad(training_loss, list(factors.values()), allow_unused=True)  # in the same order
+    return {name: gradient for name, gradient in zip(factors, gradients) if gradient is not None}
 
 
 def importance_by_leaving_out(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
@@ -188,41 +189,59 @@ def measure_removals(inspection: Inspection) -> Results:
             }
     """
     loaded = inspection.loaded
+    options = inspection.options
+    quality_with_all_heads = measure_quality(loaded, inspection.batches, [], options)
     curves: dict[str, dict[str, list[Any]]] = {}
-    quality_with_all_heads = measure_quality(loaded, inspection.batches, [], inspection.options)
     for removal in progress(plan_removals(inspection), "removing heads"):
-        if removal.heads:
-            quality = measure_quality(loaded, inspection.batches, removal.heads, inspection.options)
-        else:
-            # The first step of each kind of attention removes nothing. It need not be measured again.
-            quality = quality_with_all_heads
-        curve = curves.setdefault(removal.group, {"share": [], "loss": [], "bleu": []})
-        curve["share"].append(removal.share)
-        curve["loss"].append(quality.loss)
-        curve["bleu"].append(quality.bleu)
+        quality = quality_with_all_heads
+        if removal.heads:  # the first step of each kind of attention removes none
+            quality = measure_quality(loaded, inspection.batches, removal.heads, options)
+        add_to_curve(curves, removal, quality)
     return {
         "groups": round_floats(curves),
         "signature": quality_with_all_heads.signature,
-        "beam": inspection.options.beam if can_translate(loaded) else None,
+        "beam": options.beam if can_translate(loaded) else None,
     }
+
+
+def add_to_curve(curves: dict[str, dict[str, list[Any]]], removal: Removal, quality: Quality) -> None:
+    """Adds one step to the lists of its kind of attention, which `measure_removals` shows.
+
+    Args:
+        curves: {kind of attention: {"share", "loss" or "bleu": a value for each step}}, which is changed in place.
+        removal: the step.
+        quality: the loss and the BLEU without the heads that it removes.
+    """
+    if removal.group not in curves:
+        curves[removal.group] = {"share": [], "loss": [], "bleu": []}
+    curve = curves[removal.group]
+    curve["share"].append(removal.share)
+    curve["loss"].append(quality.loss)
+    curve["bleu"].append(quality.bleu)
 
 
 def plan_removals(inspection: Inspection) -> list[Removal]:
     """Returns all steps of removing heads, for one kind of attention after the other.
 
-    The heads are sorted by ``gradient``, their importance, which has to be among the results of each attention already.
+    For example, two steps remove none, half and all of the heads of a kind. The least important heads are removed
+    first. Their importance, ``gradient``, has to be among the results of each attention already.
     """
-    # {kind of attention: {attention: the importance of each head}}
+    removals = []
+    for group, importance in group_importance(inspection.attention_results).items():
+        heads = removal_order(importance)  # the least important head first
+        for num_removed in removal_steps(len(heads), inspection.options.steps):
+            share = num_removed / len(heads)
+            removals.append(Removal(group, heads=heads[:num_removed], share=share))
+    return removals
+
+
+def group_importance(attention_results: dict[str, Results]) -> dict[str, dict[str, list[float]]]:
+    """Returns {kind of attention: {attention: the importance of each head by gradient}}."""
     importance_by_group: dict[str, dict[str, list[float]]] = {}
-    for name, results in inspection.attention_results.items():
+    for name, results in attention_results.items():
         importance_of_group = importance_by_group.setdefault(results["group"], {})
         importance_of_group[name] = results["gradient"]
-    removals = []
-    for group, importance in importance_by_group.items():
-        heads = removal_order(importance)  # the least important head first
-        for count in removal_steps(len(heads), inspection.options.steps):
-            removals.append(Removal(group, heads=heads[:count], share=count / len(heads)))
-    return removals
+    return importance_by_group
 
 
 def measure_quality(loaded: Loaded, batches: list[Batch], heads: list[Head], options: Options) -> Quality:

@@ -82,9 +82,10 @@ def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) 
         title: the text beside the progress bar.
 
     Returns:
-        distances after each layer, as a mean over the sentences, for each stack of layers and for each set of branches
-        in use (the keys of `BRANCHES`). For example, ``result["encoder"][branches]["rank_one"]`` is a list with a
-        distance for each layer of the encoder. The other distance is ``equal_rows``.
+        {stack: {branches in use, a key of `BRANCHES`: the mean distances over the sentences}}. The lists have a
+        distance for each layer. For example::
+
+            {"encoder": {"attention alone": {"equal_rows": [0.9, 0.8], "rank_one": [0.7, 0.6]}, ...}, ...}
     """
     results: Results = {}
     for branches_name, branches in progress(BRANCHES.items(), title):
@@ -114,9 +115,9 @@ def measure_batch(model: nn.Module, batch: Batch, pad: int, branches: Branches) 
     Returns:
         the distances of all sentences after the first layer, then those after the second layer, and so on.
     """
-    outputs: list[LayerOutput] = []  # Each layer appends its output as soon as it has computed it.
+    outputs: list[LayerOutput] = []
     with layer_outputs(model, outputs.append, keep_skip=branches.skip, keep_feed_forward=branches.feed_forward):
-        model(**batch["net_input"])
+        model(**batch["net_input"])  # each layer appends its output to `outputs`
     measured = []
     for output in outputs:
         for batch_row, length in enumerate(count_tokens(batch, output.stack, pad)):

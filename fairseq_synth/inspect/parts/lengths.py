@@ -1,11 +1,10 @@
 """Measures loss, and BLEU of a translation model, for short and for long sentences."""
 
-import math
-
 from .. import checkpoints
-from ..bleu import can_translate, compute_bleu
+from ..bleu import can_translate
 from ..inspection import Inspection, Results, round_floats
-from ..passes import loss, progress
+from ..passes import progress
+from .heads import measure_quality
 
 SHORTEST_RANGE = 8  # tokens; every further range ends at twice as many
 
@@ -37,31 +36,41 @@ def measure(inspection: Inspection) -> None:
     """
     loaded = inspection.loaded
     options = inspection.options
-    translates = can_translate(loaded)
     ranges: list[Results] = []
     signature = None
     for longest, sentence_indices in progress(group_by_length(inspection).items(), "loss by sentence length"):
         batches = checkpoints.batches(loaded, options.subset, sentence_indices)
-        results: Results = {"longest": longest, "sentences": len(sentence_indices), "loss": None, "bleu": None}
-        if translates:
-            bleu = compute_bleu(loaded, batches, options.beam, options.remove_bpe)
-            results["bleu"] = bleu.score
-            signature = bleu.signature  # It says how BLEU is computed, so it is the same for all ranges.
-        results["loss"] = loss(loaded, batches)
-        ranges.append(results)
-    beam = options.beam if translates else None
+        quality = measure_quality(loaded, batches, [], options)  # no head is removed
+        ranges.append(
+            {
+                "longest": longest,
+                "sentences": len(sentence_indices),
+                "loss": quality.loss,
+                "bleu": quality.bleu,
+            }
+        )
+        signature = quality.signature  # It says how BLEU is computed, so it is the same for all ranges.
+    beam = options.beam if can_translate(loaded) else None
     inspection.results["lengths"] = round_floats({"ranges": ranges, "signature": signature, "beam": beam})
 
 
 def group_by_length(inspection: Inspection) -> dict[int, list[int]]:
-    """Returns {the most tokens of a range of lengths: the indices of its sentences}, shortest first.
+    """Returns {longest length of a range: the indices of the sentences in this range}, the shortest range first.
 
-    A pair of sentences counts by the longer one.
+    For example, ``{8: [0, 3], 16: [1, 2]}`` if the sentences 0 and 3 have up to 8 tokens, and the others 9 to 16. The
+    length of a sentence and its translation is that of the longer one.
     """
     dataset = inspection.loaded.task.dataset(inspection.options.subset)
-    ranges: dict[int, list[int]] = {}
+    indices_by_range: dict[int, list[int]] = {}
     for index in inspection.sentence_indices:
-        next_power_of_two = 2 ** math.ceil(math.log2(dataset.num_tokens(index)))
-        longest = max(SHORTEST_RANGE, next_power_of_two)
-        ranges.setdefault(longest, []).append(index)
-    return ranges
+        longest = find_end_of_range(dataset.num_tokens(index))
+        indices_by_range.setdefault(longest, []).append(index)
+    return dict(sorted(indices_by_range.items()))
+
+
+def find_end_of_range(num_tokens: int) -> int:
+    """Returns the longest length of the range to which a length belongs: the first of 8, 16, 32, … that is enough."""
+    longest = SHORTEST_RANGE
+    while longest < num_tokens:
+        longest *= 2
+    return longest

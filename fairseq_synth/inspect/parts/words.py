@@ -1,10 +1,12 @@
 """Measures the loss with heads of self-attention that look by position alone, by their average on the training data."""
 
+from torch import Tensor
+
 from .. import words
 from ..arguments import AVERAGED_SENTENCES
 from ..attentions import Head, self_attentions
 from ..inspection import Inspection, round_floats
-from ..words import ReplacedHead
+from ..words import Averages, ReplacedHead
 
 TRAINING_SUBSET = "train"
 
@@ -27,26 +29,32 @@ def count_training_sentences(inspection: Inspection) -> int:
 
 
 def measure(inspection: Inspection) -> None:
-    """Measures the loss with heads that look by position alone, and adds the results to the inspection.
+    """Measures the loss when heads of self-attention do not see the words, and adds the results to the inspection.
 
-    To replace a head means to give it logits that depend on the positions of two tokens and not on the words. Their
-    attention weights are as near as possible to the average of the head's weights over training sentences.
+    To replace a head means to give it fixed logits, which depend on the positions of two tokens and not on the words.
+    Their softmax is as near as possible to the head's mean attention weights over training sentences.
 
     First, each head is replaced alone (`add_increases`). Then more and more heads are replaced (`add_losses`).
     """
     loaded = inspection.loaded
-    # `averages.constants` has the logits by position whose attention weights are nearest to the average of each head.
+    batches = inspection.batches
     averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(inspection))
-    length = inspection.longest_sentence()
-    # {self-attention: the logits by position of its heads, (H, length, length)}
-    position_logits = {name: constants.matrix(length) for name, constants in averages.constants.items()}
-    all_heads = list_self_attention_heads(inspection)
-    # {head: the loss when it alone is replaced}
-    losses = words.losses_with_single_heads_replaced(loaded, inspection.batches, position_logits, all_heads)
-    add_increases(inspection, losses)
-    # In each step, one more head is replaced. A step has this head, and the loss after it.
-    steps = list(words.replace_cheapest_heads_first(loaded, inspection.batches, position_logits, losses))
-    add_losses(inspection, replaced_heads=steps, num_training_sentences=averages.sentences)
+    fixed_logits = compute_fixed_logits(averages, length=inspection.longest_sentence())
+    heads = list_self_attention_heads(inspection)
+    loss_by_head = words.losses_with_single_heads_replaced(loaded, batches, fixed_logits, heads)
+    add_increases(inspection, loss_by_head)
+    replaced_heads = words.replace_cheapest_heads_first(loaded, batches, fixed_logits, loss_by_head)
+    add_losses(inspection, list(replaced_heads), num_training_sentences=averages.sentences)
+
+
+def compute_fixed_logits(averages: Averages, length: int) -> dict[str, Tensor]:
+    """Returns {self-attention: the logits of its heads by position, (H, length, length)} for sentences of any words.
+
+    Args:
+        averages: the self-attention of the model, averaged over training sentences.
+        length: the number of tokens of the longest sentence.
+    """
+    return {name: constants.matrix(length) for name, constants in averages.constants.items()}
 
 
 def list_self_attention_heads(inspection: Inspection) -> list[Head]:
@@ -57,15 +65,15 @@ def list_self_attention_heads(inspection: Inspection) -> list[Head]:
     return heads
 
 
-def add_increases(inspection: Inspection, losses: dict[Head, float]) -> None:
+def add_increases(inspection: Inspection, loss_by_head: dict[Head, float]) -> None:
     """Adds ``without_words`` to the results of each self-attention: for each head, by how many bits the loss grows.
 
     Args:
         inspection: has the loss with no head replaced.
-        losses: {head: the loss when it alone is replaced}.
+        loss_by_head: {head: the loss when it alone is replaced}.
     """
     for attention in self_attentions(inspection.loaded.model):
-        increases = [losses[head] - inspection.loss for head in attention.heads()]
+        increases = [loss_by_head[head] - inspection.loss for head in attention.heads()]
         inspection.attention_results[attention.name]["without_words"] = round_floats(increases)
 
 

@@ -28,10 +28,10 @@ def titled_pictures(results: Mapping[str, Results]) -> Iterator[Picture]:
     if have_same_heads(list(results.values())):
         for picture in pictures(results):
             yield add_title(picture, file_prefix="", models=", ".join(results))
-        return
-    for model, model_results in results.items():
-        for picture in pictures({model: model_results}):
-            yield add_title(picture, file_prefix=f"{model}-", models=model)
+    else:
+        for model, model_results in results.items():
+            for picture in pictures({model: model_results}):
+                yield add_title(picture, file_prefix=f"{model}-", models=model)
 
 
 def have_same_heads(results_of_models: Sequence[Results]) -> bool:
@@ -62,7 +62,7 @@ def save(results: Mapping[str, Results], folder: Path) -> None:
 
 
 def pictures(results: Mapping[str, Results], baseline: str = "") -> Iterator[Picture]:
-    """Yields the pictures for which every model has results.
+    """Yields the pictures for which every model has results. Each picture shows all models.
 
     Args:
         results: {name of a model: the results of its inspection}. The models have the same layers and heads.
@@ -70,7 +70,8 @@ def pictures(results: Mapping[str, Results], baseline: str = "") -> Iterator[Pic
     """
     models = []
     for name, model_results in results.items():
-        models.append(Model(name, model_color(name, list(results), baseline), model_results))
+        color = model_color(name, list(results), baseline)
+        models.append(Model(name, color, model_results))
     yield from matrix_pictures(models)
     yield from head_pictures(models)
     for key, draw in DRAW_BY_KEY.items():

@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ..drawing import WIDTH, Call, Margins, Panel, Picture, legend, line, tick_names, title
+from ..drawing import WIDTH, Call, Margins, Panel, Picture, call, legend, line, tick_names, title
 from ..results import Results
 from .layout import (
     Row,
     add_to_first_panel,
     flatten_rows,
-    label_below,
-    label_row,
-    label_rows,
+    label_x_axes,
+    label_y_axes,
+    label_y_axis,
     split_into_rows,
     title_columns,
 )
@@ -37,7 +37,7 @@ def alpha(models: Sequence[Model]) -> Picture:
     for model in models:
         label = f"{model.name}\nweight α" if len(models) > 1 else "weight α"
         for row in split_into_rows(alpha_panels(model), ALPHA_COLUMNS):
-            rows.append(label_row(row, label))
+            rows.append(label_y_axis(row, label))
     height = ALPHA_MARGINS.picture_height(len(rows) * ALPHA_PANEL_HEIGHT, num_rows=len(rows))
     return Picture(
         name="alpha",
@@ -71,7 +71,7 @@ def alpha_panel(name: str, results: Results) -> Panel:
     bottom = [0.0] * len(heads)  # where the bar of the next function begins
     calls: list[Call] = []
     for function, weights in results["alpha"].items():
-        calls.append(("bar", [heads, weights], {"bottom": bottom, "label": function}))
+        calls.append(call("bar", heads, weights, bottom=bottom, label=function))
         bottom = [lower + weight for lower, weight in zip(bottom, weights)]
     calls.append(title(name))
     return Panel(calls, {"xlabel": "head", "xticks": heads, "ylim": [0, 1]})
@@ -94,24 +94,25 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
         models: with the same layers.
         names: the attentions whose singular values every model has.
     """
-    names_of_group = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
-    titles = group_titles(names_of_group)  # {kind of attention: its title}, in the order of the columns
+    names_of_kind = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
+    titles = group_titles(names_of_kind)  # {kind of attention: its title}, in the order of the columns
     rows: list[Row] = []
     labels = []  # the labels of the vertical axes, one for each row
     for model in models:
         row: Row = []
-        for group in titles:
-            row.append(Panel(calls=singular_value_lines(model, names_of_group[group]), settings={}))
+        for kind in titles:
+            row.append(Panel(calls=singular_value_lines(model, names_of_kind[kind]), settings={}))
         rows.append(row)
         labels.append(f"{model.name}\nshare of their sum" if len(models) > 1 else "share of their sum")
     rows = title_columns(rows, list(titles.values()))
     rows = add_to_first_panel(rows, legend())
-    rows = label_below(rows, "share of the singular values,\nlargest first")
-    rows = label_rows(rows, labels)
+    rows = label_x_axes(rows, "share of the singular values,\nlargest first")
+    rows = label_y_axes(rows, labels)
+    height_of_panels = SINGULAR_VALUES_ROW_HEIGHT * len(models)
     return Picture(
         name="singular-values",
         panels=flatten_rows(rows),
-        size=(WIDTH, SINGULAR_VALUES_ROW_HEIGHT * len(rows) + LABEL_HEIGHT),
+        size=(WIDTH, height_of_panels + LABEL_HEIGHT),
         columns=len(titles),
         share_x=True,
         share_y=True,
@@ -125,12 +126,13 @@ def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:
         layer = model.attentions[name]["layer"]
         # Layers 0 to 9 have solid lines in ten colors, layers 10 to 19 dashed lines in the same colors, and so on.
         color = f"C{layer % NUM_COLORS}"
-        line_style = LAYER_LINE_STYLES[layer // NUM_COLORS % len(LAYER_LINE_STYLES)]
-        for head, sums in enumerate(model.attentions[name]["singular_values"]):
+        style_number = layer // NUM_COLORS
+        line_style = LAYER_LINE_STYLES[style_number % len(LAYER_LINE_STYLES)]
+        for head, cumulative_values in enumerate(model.attentions[name]["singular_values"]):
             label = f"layer {layer}" if head == 0 else None  # one entry of the legend for all heads of a layer
-            last = len(sums) - 1
-            shares = [number / last for number in range(len(sums))]  # evenly spaced from 0 to 1
-            calls.append(line(shares, sums, label, color, linewidth=1, linestyle=line_style))
+            last = len(cumulative_values) - 1
+            x = [number / last for number in range(len(cumulative_values))]  # evenly spaced from 0 to 1
+            calls.append(line(x, cumulative_values, label, color, linewidth=1, linestyle=line_style))
     return calls
 
 
@@ -146,86 +148,94 @@ def rank(models: Sequence[Model]) -> Picture:
     """Draws how far the tokens are from being alike after each layer, trained and initial, with a color for each model.
 
     Tokens that are all alike are a matrix of equal rows, which has the rank 1. There is a row of panels for the encoder
-    and one for the decoder. Each column of panels has the name of the branches that the layers were measured with, such
-    as ``attention alone``: then they had no feed-forward branch and no skip connections.
+    and one for the decoder. There is a column for each set of branches with which the layers were measured, such as
+    ``attention alone``, without the feed-forward branch and skip connections.
     """
-    trained = models[0].results["layers"]["trained"]  # {encoder or decoder: {name of the branches: distances}}
-    stacks = list(trained)
-    first_stack = trained[stacks[0]]
-    names_of_branches = list(first_stack)  # the same in both stacks
+    # {encoder or decoder: {branches: distances after each layer}}, with the same branches in both stacks
+    distances_by_stack = models[0].results["layers"]["trained"]
+    stacks = list(distances_by_stack)
+    branches_of_columns = list(distances_by_stack[stacks[0]])
     rows: list[Row] = []
     for stack in stacks:
-        rows.append([rank_panel(models, stack, name_of_branches) for name_of_branches in names_of_branches])
-    rows = title_columns(rows, names_of_branches)
-    rows = label_below(rows, "layer")
-    rows = label_rows(rows, [f"{stack}: distance\nfrom equal rows" for stack in stacks])
-    height = RANK_MARGINS.picture_height(len(rows) * RANK_PANEL_HEIGHT, num_rows=len(rows))
+        rows.append([rank_panel(models, stack, branches) for branches in branches_of_columns])
+    rows = title_columns(rows, branches_of_columns)
+    rows = label_x_axes(rows, "layer")
+    rows = label_y_axes(rows, [f"{stack}: distance\nfrom equal rows" for stack in stacks])
+    height = RANK_MARGINS.picture_height(len(stacks) * RANK_PANEL_HEIGHT, num_rows=len(stacks))
     return Picture(
         name="rank",
         panels=flatten_rows(rows),
         size=(WIDTH, height),
-        columns=len(names_of_branches),
+        columns=len(branches_of_columns),
         share_y="row",
         margins=RANK_MARGINS,
         legend_columns=6,
     )
 
 
-def rank_panel(models: Sequence[Model], stack: str, name_of_branches: str) -> Panel:
+def rank_panel(models: Sequence[Model], stack: str, branches: str) -> Panel:
     """Returns the distance from equal rows after each layer, with two lines for each model.
 
     Args:
         models: with the same layers.
         stack: ``encoder`` or ``decoder``.
-        name_of_branches: the branches in use, such as ``attention alone``.
+        branches: the branches of the layers in use, such as ``attention alone``.
     """
     calls: list[Call] = []
     for model, marker in zip(models, itertools.cycle(MARKERS)):
-        calls += rank_lines(model, marker, stack, name_of_branches)
-    # Lines without points are not seen in the panel. They explain the two styles in the legend.
-    for state in ("trained", "initial"):
-        calls.append(line([], [], state, "gray", linestyle=RANK_LINE_STYLES[state]))
-    num_layers = len(distances_from_equal_rows(models[0], "trained", stack, name_of_branches))
+        calls += rank_lines(model, marker, stack, branches)
+    calls += explain_states()
+    num_layers = len(distances_from_equal_rows(models[0], "trained", stack, branches))
     return Panel(calls, {"yscale": "log", "xticks": list(range(num_layers))})
 
 
-def rank_lines(model: Model, marker: str, stack: str, name_of_branches: str) -> list[Call]:
-    """Returns the calls that draw the distance from equal rows after each layer of a model.
+def explain_states() -> list[Call]:
+    """Returns two lines without points, which are not seen in a panel. They explain the line styles in the legend."""
+    calls = []
+    for state in ("trained", "initial"):
+        calls.append(line([], [], state, "gray", linestyle=RANK_LINE_STYLES[state]))
+    return calls
 
-    They draw a line for the trained model, and one for the initial model if it was measured.
+
+def rank_lines(model: Model, marker: str, stack: str, branches: str) -> list[Call]:
+    """Returns the distance from equal rows after each layer of a model, as lines.
+
+    There is a line for the trained model, and one for the initial model if it was measured.
 
     Args:
         model: the model.
         marker: matplotlib's name for the shape of the points.
         stack: ``encoder`` or ``decoder``.
-        name_of_branches: the branches in use, such as ``attention alone``.
+        branches: the branches of the layers in use, such as ``attention alone``.
     """
     calls = []
     for state, line_style in RANK_LINE_STYLES.items():
-        distances = distances_from_equal_rows(model, state, stack, name_of_branches)
+        distances = distances_from_equal_rows(model, state, stack, branches)
         if not distances:
             continue  # this state was not measured
+        label = None
+        if state == "trained":  # the legend has one entry for the two lines, which have the same color
+            label = model.name
         layers = list(range(len(distances)))
-        # The legend has one entry for the two lines of a model, which have the same color.
-        label = model.name if state == "trained" else None
         style = {"linestyle": line_style, "linewidth": 1, "marker": marker, "markersize": 3}
-        calls.append(line(layers, distances, label, model.color, **style))
+        calls.append(line(x=layers, y=distances, label=label, color=model.color, **style))
     return calls
 
 
-def distances_from_equal_rows(model: Model, state: str, stack: str, name_of_branches: str) -> list[float]:
+def distances_from_equal_rows(model: Model, state: str, stack: str, branches: str) -> list[float]:
     """Returns how far the tokens are from being alike after each layer; an empty list if this was not measured.
 
     Args:
         model: the model.
         state: ``trained`` or ``initial``. The initial weights of a model are not always known.
         stack: ``encoder`` or ``decoder``.
-        name_of_branches: the branches in use, such as ``attention alone``.
+        branches: the branches of the layers in use, such as ``attention alone``.
     """
-    stacks = model.results["layers"].get(state, {})  # {stack: {name of the branches: {metric: a value for each layer}}}
-    if stack not in stacks:
+    stacks_of_state = model.results["layers"].get(state, {})  # {stack: {branches: {metric: a value for each layer}}}
+    if stack not in stacks_of_state:
         return []
-    distances: list[float] = stacks[stack][name_of_branches]["equal_rows"]
+    values_by_metric = stacks_of_state[stack][branches]
+    distances: list[float] = values_by_metric["equal_rows"]
     return distances
 
 
@@ -239,34 +249,39 @@ def removal(models: Sequence[Model]) -> Picture:
 
     There is a row of panels for the loss, one for BLEU if every model has it, and a column for each kind of attention.
     """
-    titles = group_titles(models[0].results["removal"]["groups"])  # {kind of attention: its title}
-    labels = {"loss": loss_label(models)}  # {metric: the label of its axis}
+    metrics = ["loss"]
+    labels = [loss_label(models)]  # of the vertical axes, one for each metric
     if has_bleu_of_removal(models):
-        labels["bleu"] = "BLEU"
+        metrics.append("bleu")
+        labels.append("BLEU")
+    titles = group_titles(models[0].results["removal"]["groups"])  # {kind of attention: its title}
     rows: list[Row] = []
-    for metric in labels:
+    for metric in metrics:
         row: Row = []
-        for group in titles:
-            row.append(Panel(calls=removal_lines(models, group, metric), settings={}))
+        for kind in titles:
+            row.append(Panel(calls=removal_lines(models, kind, metric), settings={}))
         rows.append(row)
     rows = title_columns(rows, list(titles.values()))
     rows = add_to_first_panel(rows, legend())
-    rows = label_below(rows, "share of these heads removed,\nleast important first")
-    rows = label_rows(rows, list(labels.values()))
+    rows = label_x_axes(rows, "share of these heads removed,\nleast important first")
+    rows = label_y_axes(rows, labels)
     return Picture(
         name="removal",
         panels=flatten_rows(rows),
-        size=(WIDTH, REMOVAL_ROW_HEIGHT * len(rows) + LABEL_HEIGHT),
+        size=(WIDTH, REMOVAL_ROW_HEIGHT * len(metrics) + LABEL_HEIGHT),
         columns=len(titles),
         share_y="row",
     )
 
 
-def removal_lines(models: Sequence[Model], group: str, metric: str) -> list[Call]:
-    """Returns a line for each model: ``loss`` or ``bleu`` over the share of heads of one kind that are removed."""
+def removal_lines(models: Sequence[Model], kind: str, metric: str) -> list[Call]:
+    """Returns a line for each model: ``loss`` or ``bleu`` over the share of heads of one kind that are removed.
+
+    The kind of attention is, for example, ``encoder.self``.
+    """
     calls = []
     for model in models:
-        curve = model.results["removal"]["groups"][group]
+        curve = model.results["removal"]["groups"][kind]
         calls.append(line(curve["share"], curve[metric], model.name, model.color, marker="."))
     return calls
 
@@ -291,7 +306,10 @@ def without_words(models: Sequence[Model]) -> Picture:
     A dashed line is the loss with no head replaced. If there is a single model, points tell the heads of the encoder
     from those of the decoder.
     """
-    calls = without_words_of_one(models[0]) if len(models) == 1 else without_words_of_several(models)
+    if len(models) == 1:
+        calls = without_words_of_one(models[0])
+    else:
+        calls = without_words_of_several(models)
     calls.append(legend(loc="upper left"))
     num_heads = len(models[0].results["words"]["heads"])
     settings = {"xlabel": f"heads replaced (of {num_heads}), cheapest first", "ylabel": loss_label(models)}
@@ -300,11 +318,11 @@ def without_words(models: Sequence[Model]) -> Picture:
 
 def without_words_of_one(model: Model) -> list[Call]:
     """Returns the loss of a model as a line over the number of replaced heads, with a point for each head."""
-    losses = model.results["words"]["loss"]
+    losses = model.results["words"]["loss"]  # with 0, 1, 2, … heads replaced
     counts = list(range(len(losses)))
-    dashed = {"color": model.color, "linestyle": "--", "linewidth": 1}
+    label = f"{model.name}, no head replaced"
     return [
-        ("axhline", [losses[0]], {**dashed, "label": f"{model.name}, no head replaced"}),
+        call("axhline", losses[0], color=model.color, linestyle="--", linewidth=1, label=label),
         line(counts, losses, None, model.color, linewidth=1),
         *replaced_head_points(model),
     ]
@@ -316,37 +334,40 @@ def without_words_of_several(models: Sequence[Model]) -> list[Call]:
     for model in models:
         losses = model.results["words"]["loss"]
         counts = list(range(len(losses)))
-        calls.append(("axhline", [losses[0]], {"color": model.color, "linestyle": "--", "linewidth": 1}))
+        calls.append(call("axhline", losses[0], color=model.color, linestyle="--", linewidth=1))
         calls.append(line(counts, losses, model.name, model.color, marker="."))
     calls.append(line([], [], "no head replaced", "gray", linestyle="--"))  # explains the dashed lines in the legend
     return calls
 
 
 def replaced_head_points(model: Model) -> list[Call]:
-    """Returns a point for each replaced head, above the number of heads that are replaced then, at the loss.
+    """Returns a point for each replaced head. Its x is the number of heads replaced so far, its y is the loss.
 
     The points of the encoder's heads are filled, those of the decoder's heads are white.
     """
-    losses_by_count = model.results["words"]["loss"]  # the loss with 0, 1, 2, … heads replaced
+    loss_by_count = model.results["words"]["loss"]  # a list: the loss with 0, 1, 2, … heads replaced
     calls: list[Call] = []
     for stack, filling in (("encoder", model.color), ("decoder", "white")):
         counts = replacement_numbers(model, stack)
         if not counts:
             continue
-        losses = [losses_by_count[count] for count in counts]
-        label = f"one more head of the {stack} replaced"
-        style = {
-            "facecolor": filling,
-            "edgecolor": model.color,
-            "s": 22,  # the area of a point, in square points of print
-            "zorder": 3,  # in front of the lines
-        }
-        calls.append(("scatter", [counts, losses], {"label": label, **style}))
+        losses = [loss_by_count[count] for count in counts]
+        points = call(
+            "scatter",
+            counts,
+            losses,
+            label=f"one more head of the {stack} replaced",
+            facecolor=filling,
+            edgecolor=model.color,
+            s=22,  # the area of a point, in square points of print
+            zorder=3,  # in front of the lines
+        )
+        calls.append(points)
     return calls
 
 
 def replacement_numbers(model: Model, stack: str) -> list[int]:
-    """Returns which replacements, counted from 1, were those of heads in the encoder or in the decoder."""
+    """Returns which replacements, counted from 1, were those of heads in a stack, ``encoder`` or ``decoder``."""
     replaced_heads = model.results["words"]["heads"]  # [attention, number of the head], in the order of replacement
     numbers = []
     for number, (attention, _head_number) in enumerate(replaced_heads, start=1):
@@ -364,19 +385,37 @@ GROUP_WIDTH = 0.8
 
 def lengths(models: Sequence[Model]) -> Picture:
     """Draws loss, and BLEU if every model has it, for each range of sentence lengths, with a bar for each model."""
-    panels: Row = []
-    labels = {"loss": loss_label(models), "bleu": "BLEU"}
-    for metric, label in labels.items():
-        values_of_models = []
-        for model in models:
-            ranges = model.results["lengths"]["ranges"]
-            values_of_models.append([length_range[metric] for length_range in ranges])
-        # The BLEU of a model that does not translate is None.
-        all_have_the_metric = all(None not in values for values in values_of_models)
-        if all_have_the_metric:
-            calls = draw_bars(models, values_of_models)
-            panels.append(Panel(calls, {"xlabel": "tokens of a sentence (sentences)", "ylabel": label}))
+    panels = [lengths_panel(models, "loss", label=loss_label(models))]
+    if has_bleu_of_lengths(models):
+        panels.append(lengths_panel(models, "bleu", label="BLEU"))
     return Picture(name="lengths", panels=panels, size=(WIDTH, LENGTHS_HEIGHT), columns=len(panels), legend_columns=4)
+
+
+def has_bleu_of_lengths(models: Sequence[Model]) -> bool:
+    """Returns whether every model translates, and therefore has BLEU for each range of sentence lengths."""
+    for model in models:
+        if None in range_values(model, "bleu"):
+            return False
+    return True
+
+
+def range_values(model: Model, metric: str) -> list[Any]:
+    """Returns ``loss`` or ``bleu`` of a model for each range of lengths. BLEU that was not measured is None."""
+    return [length_range[metric] for length_range in model.results["lengths"]["ranges"]]
+
+
+def lengths_panel(models: Sequence[Model], metric: str, label: str) -> Panel:
+    """Returns a panel with a metric for each range of sentence lengths, with a bar for each model.
+
+    Args:
+        models: the models.
+        metric: ``loss`` or ``bleu``.
+        label: the label of the vertical axis.
+    """
+    values_of_models = [range_values(model, metric) for model in models]
+    calls = draw_bars(models, values_of_models)
+    # Below the lengths of each range, `range_names` writes its number of sentences in parentheses.
+    return Panel(calls, {"xlabel": "tokens of a sentence (sentences)", "ylabel": label})
 
 
 def draw_bars(models: Sequence[Model], values_of_models: Sequence[Sequence[Any]]) -> list[Call]:
@@ -393,7 +432,7 @@ def draw_bars(models: Sequence[Model], values_of_models: Sequence[Sequence[Any]]
     for number, (model, values) in enumerate(zip(models, values_of_models)):
         distance_from_middle = (number - middle_model) * bar_width
         places = [middle_of_group + distance_from_middle for middle_of_group in range(len(ranges))]
-        calls.append(("bar", [places, values, bar_width], {"color": model.color, "label": model.name}))
+        calls.append(call("bar", places, values, bar_width, color=model.color, label=model.name))
     return calls
 
 

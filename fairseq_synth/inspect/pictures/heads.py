@@ -4,8 +4,8 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from ..drawing import WIDTH, Call, Margins, Panel, Picture, colors, tick_names, title, without_ticks
-from .layout import Row, add_call, flatten_rows, label_below, label_row, label_rows
+from ..drawing import WIDTH, Call, Margins, Panel, Picture, call, colors, tick_names, title, without_ticks
+from .layout import Row, add_call, flatten_rows, label_x_axes, label_y_axes, label_y_axis
 from .models import Model, group_titles, names_by_group
 
 HEAD_METRICS = {  # metric of each head: its title
@@ -100,37 +100,38 @@ LABEL_LETTERS = 18  # the most letters in a line of the label of a row
 
 
 def heads_of_one(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> Picture:
-    """Draws the metrics of every head of a model: a row for each metric, a column for each kind of attention.
+    """Draws the metrics of every head of a model: a row of panels for each metric, a column for each kind of attention.
 
-    In a panel, a row of cells is a layer, and a cell is a head with its number.
+    A panel has a line of cells for each layer. A cell is a head.
 
     Args:
         model: the model.
         names_by_metric: {metric: the attentions that have it}.
     """
     titles = group_titles(list_groups(model, names_by_metric))  # {kind of attention: its title}
-    rows: list[Row] = []
+    rows: list[Row] = []  # a row of panels for each metric
     for metric, names in names_by_metric.items():
-        row = metric_row(model, metric, names, titles)
+        panels = metric_row(model, metric, names, titles)
         lines_of_label = textwrap.wrap(HEAD_METRICS[metric], LABEL_LETTERS)
-        rows.append(label_row(row, "\n".join(lines_of_label)))
-    rows = label_below(rows, "head")
+        rows.append(label_y_axis(panels, "\n".join(lines_of_label)))
+    rows = label_x_axes(rows, "head")
+    num_rows = len(names_by_metric)
     # All panels are as high as the one with the most layers.
-    height_of_all_panels = len(rows) * LAYER_HEIGHT * count_most_layers(model, names_by_metric)
-    height = ONE_MODEL_MARGINS.picture_height(height_of_all_panels, num_rows=len(rows))
+    height_of_all_panels = num_rows * LAYER_HEIGHT * count_most_layers(model, names_by_metric)
     return Picture(
         name="heads",
         panels=flatten_rows(rows),
-        size=(WIDTH, height),
+        size=(WIDTH, ONE_MODEL_MARGINS.picture_height(height_of_all_panels, num_rows)),
         columns=len(titles),
         margins=ONE_MODEL_MARGINS,
     )
 
 
 def count_most_layers(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> int:
-    """Returns how many rows of cells the panel with the most layers has; at least 1.
+    """Returns how many layers the panel with the most layers shows; at least 1.
 
-    A panel shows a metric of one kind of attention. Each of its rows of cells is one layer.
+    A panel shows a metric of one kind of attention, of which each layer has one. So it shows as many layers as it has
+    attentions.
 
     Args:
         model: the model.
@@ -138,8 +139,9 @@ def count_most_layers(model: Model, names_by_metric: Mapping[str, Sequence[str]]
     """
     most_layers = 1
     for names in names_by_metric.values():
-        for names_of_panel in names_by_group(model.attentions, names).values():
-            most_layers = max(most_layers, len(names_of_panel))
+        for names_of_kind in names_by_group(model.attentions, names).values():
+            num_layers = len(names_of_kind)
+            most_layers = max(most_layers, num_layers)
     return most_layers
 
 
@@ -183,13 +185,14 @@ def group_panel(model: Model, metric: str, names: Sequence[str], value_range: Va
         group_title: the title of the panel.
     """
     matrix = [model.attentions[name][metric] for name in names]
-    most_heads = max(len(row) for row in matrix)
+    num_columns = max(len(row) for row in matrix)
     layer_names = [f"layer {model.attentions[name]['layer']}" for name in names]
     calls = [draw_cells(matrix, value_range), title(group_title)]
-    if most_heads <= MOST_NUMBERS:
+    cells_have_room_for_numbers = num_columns <= MOST_NUMBERS
+    if cells_have_room_for_numbers:
         calls += write_numbers(matrix, value_range)
     calls.append(tick_names("y", layer_names))
-    return Panel(calls, settings={"xticks": list(range(most_heads))})
+    return Panel(calls, settings={"xticks": list(range(num_columns))})
 
 
 def write_numbers(matrix: Sequence[Sequence[float]], value_range: ValueRange) -> list[Call]:
@@ -198,8 +201,8 @@ def write_numbers(matrix: Sequence[Sequence[float]], value_range: ValueRange) ->
     for row, row_values in enumerate(matrix):
         for column, value in enumerate(row_values):
             text_color = "white" if value_range.is_dark(value) else "black"
-            style = {"ha": "center", "va": "center", "fontsize": 6.5, "color": text_color}
-            calls.append(("text", [column, row, value_range.write(value)], style))
+            number = value_range.write(value)
+            calls.append(call("text", column, row, number, ha="center", va="center", fontsize=6.5, color=text_color))
     return calls
 
 
@@ -215,7 +218,7 @@ TITLE_LETTERS = 14  # the most letters in a line of the title of a column
 def heads_of_several(models: Sequence[Model], names_by_metric: Mapping[str, Sequence[str]]) -> Picture:
     """Draws the metrics of every head of several models: a row of panels for each model, a column for each metric.
 
-    In a panel, a row of cells is an attention, and a cell is a head. The title of a column has the lowest and the
+    A panel has a line of cells for each attention. A cell is a head. The title of a column has the lowest and the
     highest value of the metric over all models, which are its lightest and its darkest color.
 
     Args:
@@ -227,15 +230,15 @@ def heads_of_several(models: Sequence[Model], names_by_metric: Mapping[str, Sequ
         value_ranges[metric] = ValueRange(list_values(models, names, metric))
     rows = [model_row(model, names_by_metric, value_ranges) for model in models]
     rows = add_metric_titles(rows, value_ranges)
-    rows = label_rows(rows, [model.name for model in models])
-    rows = label_below(rows, "head")
+    rows = label_y_axes(rows, [model.name for model in models])
+    rows = label_x_axes(rows, "head")
+    num_rows = len(models)
     most_attentions = max(len(names) for names in names_by_metric.values())
     panel_height = max(SMALLEST_PANEL_HEIGHT, ATTENTION_HEIGHT * most_attentions)
-    height = SEVERAL_MODELS_MARGINS.picture_height(len(rows) * panel_height, num_rows=len(rows))
     return Picture(
         name="heads",
         panels=flatten_rows(rows),
-        size=(WIDTH, height),
+        size=(WIDTH, SEVERAL_MODELS_MARGINS.picture_height(num_rows * panel_height, num_rows)),
         columns=len(names_by_metric),
         margins=SEVERAL_MODELS_MARGINS,
     )
@@ -254,7 +257,7 @@ def model_row(
     row: Row = []
     for metric, names in names_by_metric.items():
         is_first_panel = not row
-        row.append(model_panel(model, metric, names, value_ranges[metric], has_names=is_first_panel))
+        row.append(model_panel(model, metric, names, value_ranges[metric], shows_names=is_first_panel))
     return row
 
 
@@ -271,7 +274,7 @@ def add_metric_titles(rows: Sequence[Row], value_ranges: Mapping[str, ValueRange
     return [first_row, *rows[1:]]
 
 
-def model_panel(model: Model, metric: str, names: Sequence[str], value_range: ValueRange, has_names: bool) -> Panel:
+def model_panel(model: Model, metric: str, names: Sequence[str], value_range: ValueRange, shows_names: bool) -> Panel:
     """Returns a panel with a metric of all heads of a model: a row for each attention, a column for each head.
 
     Args:
@@ -279,13 +282,16 @@ def model_panel(model: Model, metric: str, names: Sequence[str], value_range: Va
         metric: the metric.
         names: the attentions that have it.
         value_range: of the metric, over all models, so that their colors can be compared.
-        has_names: whether the names of the attentions are on the left.
+        shows_names: whether the names of the attentions are written on the left.
     """
     matrix = [model.attentions[name][metric] for name in names]
-    most_heads = max(len(row) for row in matrix)
-    names_or_nothing = tick_names("y", names) if has_names else without_ticks("y")
-    calls = [draw_cells(matrix, value_range), names_or_nothing]
-    return Panel(calls, settings={"xticks": list(range(most_heads))})
+    num_columns = max(len(row) for row in matrix)  # an attention with fewer heads leaves the last columns empty
+    calls = [draw_cells(matrix, value_range)]
+    if shows_names:
+        calls.append(tick_names("y", names))
+    else:
+        calls.append(without_ticks("y"))
+    return Panel(calls, settings={"xticks": list(range(num_columns))})
 
 
 def metric_title(metric: str, value_range: ValueRange) -> Call:

@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..drawing import WIDTH, Call, Margins, Panel, Picture, legend, title, without_ticks
+from ..drawing import WIDTH, Call, Margins, Panel, Picture, call, legend, title, without_ticks
 from ..results import Results
 from .layout import Row, add_to_first_panel, flatten_rows, name_row, split_into_rows
 from .models import GROUPS, Model, names_by_group
 
 MOST_COLUMNS = 6
-SPACER: Row = [None]  # an empty row, which makes room for the titles of the next kind of attention
 
 # All sizes are in inches.
 PANEL_HEIGHT = 0.5
-SPACER_HEIGHT = 0.15
+SPACER_HEIGHT = 0.15  # of an empty row between two kinds of attention
 MARGINS = Margins(
     left=1.3,  # for the names of the models, and for the legend
     right=0.1,
@@ -33,7 +32,7 @@ LARGEST_SHARE = 2  # at its upper end: a share is 1 at most, and some space is l
 
 
 def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Picture:
-    """Draws histograms: a row for each kind of attention and model, a column for each layer.
+    """Draws histograms: a row of panels for each kind of attention and model, a column for each layer.
 
     Args:
         models: with the same layers.
@@ -41,12 +40,16 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
         kind: what the values are: ``parameters``, ``logits`` or ``weights``.
     """
     rows: list[Row] = []
+    row_heights: list[float] = []  # inches, one for each row
     for group_names in names_by_group(models[0].attentions, names).values():
         if rows:
-            rows.append(SPACER)
-        rows += group_rows(models, group_names, kind)
+            # An empty row makes room for the titles of the next kind of attention.
+            rows.append([None])
+            row_heights.append(SPACER_HEIGHT)
+        rows_of_group = group_rows(models, group_names, kind)
+        rows += rows_of_group
+        row_heights += [PANEL_HEIGHT] * len(rows_of_group)
     rows = add_to_first_panel(rows, legend_on_the_left())
-    row_heights = [SPACER_HEIGHT if row == SPACER else PANEL_HEIGHT for row in rows]
     height = MARGINS.picture_height(sum(row_heights), num_rows=len(rows))
     return Picture(
         name=kind,
@@ -75,10 +78,12 @@ def group_rows(models: Sequence[Model], names: Sequence[str], kind: str) -> list
     """
     rows: list[Row] = []
     for model in models:
-        has_titles = model is models[0]  # the rows of the other models are below it, in the same order of layers
+        # Only the first model has titles, which name the layers. The rows of the others show the same layers below it.
+        has_titles = model is models[0]
         panels = [histogram_panel(model, name, kind, has_titles) for name in names]
-        # A single model needs no name. Its rows are named by the quantity on their vertical axis.
-        name_of_rows = model.name if len(models) > 1 else "share"
+        name_of_rows = model.name
+        if len(models) == 1:
+            name_of_rows = "share"  # the quantity on the vertical axis, as a single model needs no name
         for row in split_into_rows(panels, MOST_COLUMNS):
             rows.append(name_row(row, name_of_rows))
     return rows
@@ -113,7 +118,8 @@ def histogram_panel(model: Model, name: str, kind: str, has_title: bool) -> Pane
     results = model.attentions[name]
     calls = draw_shares(results["histograms"][kind])
     if has_title:
-        calls.append(title(f"{GROUPS[results['group']]}\nlayer {results['layer']}"))
+        kind_of_attention = GROUPS[results["group"]]
+        calls.append(title(f"{kind_of_attention}\nlayer {results['layer']}"))
     calls.append(without_ticks("y"))
     settings: dict[str, Any] = {}
     if kind == "weights":
@@ -137,5 +143,5 @@ def draw_shares(histogram: Results) -> list[Call]:
             interval_width = (high - low) / len(shares)
             num_edges = len(shares) + 1
             edges = [low + edge * interval_width for edge in range(num_edges)]
-            calls.append(("stairs", [shares, edges], {"label": state, **style}))
+            calls.append(call("stairs", shares, edges, label=state, **style))
     return calls

@@ -40,8 +40,8 @@ def add_settings(panel: Panel | None, **settings: Any) -> Panel | None:
     return panel._replace(settings={**panel.settings, **settings})
 
 
-def label_row(row: Row, label: str) -> Row:
-    """Returns a copy of a row whose first panel has a label for its vertical axis, in vertical letters."""
+def label_y_axis(row: Row, label: str) -> Row:
+    """Returns a copy of a row of panels whose first panel has a label for its vertical axis, in vertical letters."""
     labelled = list(row)
     for column, panel in enumerate(row):
         if panel is not None:
@@ -56,13 +56,13 @@ def name_row(row: Row, name: str) -> Row:
     return [add_call(first_panel, row_label(name)), *other_panels]
 
 
-def label_rows(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
-    """Returns copies of rows, each with its label at the vertical axis of its first panel."""
-    return [label_row(row, label) for row, label in zip(rows, labels)]
+def label_y_axes(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
+    """Returns copies of the rows, each with its label at the vertical axis of its first panel."""
+    return [label_y_axis(row, label) for row, label in zip(rows, labels)]
 
 
-def label_below(rows: Sequence[Row], label: str) -> list[Row]:
-    """Returns copies of rows in which each panel of the last row has a label for its horizontal axis."""
+def label_x_axes(rows: Sequence[Row], label: str) -> list[Row]:
+    """Returns copies of the rows, in which each panel of the last row has a label for its horizontal axis."""
     last_row = [add_settings(panel, xlabel=label) for panel in rows[-1]]
     return [*rows[:-1], last_row]
 

@@ -65,13 +65,16 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
 def pattern_size(num_columns: int, num_rows: int) -> tuple[float, float]:
     """Returns width and height in inches of a picture of mean attention weights, whose panels are squares.
 
-    The panels are as large as they can be in a picture of the usual width, but not larger than `LARGEST_PATTERN`. With
-    few columns, the picture is then narrower than usual, but not narrower than `SMALLEST_PATTERNS_WIDTH`.
+    The panels fill a picture of the usual width, but they are not larger than `LARGEST_PATTERN`. For example:
+
+    - 16 columns: The margins need 1.88 of 7 inches. So a panel is (7 - 1.88) / 16 = 0.32 inches wide.
+    - 4 columns: The margins need 1.28 inches. A panel could be (7 - 1.28) / 4 = 1.43 inches wide, but it is 0.9. With
+      such panels, 4.88 inches would do, but the text below the panels needs 6.2.
     """
-    room_for_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)
-    room_for_margins = WIDTH - room_for_panels
-    panel_size = min(LARGEST_PATTERN, room_for_panels / num_columns)
-    width = max(SMALLEST_PATTERNS_WIDTH, room_for_margins + num_columns * panel_size)
+    width_of_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)  # if the picture has the usual width
+    width_of_margins = WIDTH - width_of_panels
+    panel_size = min(LARGEST_PATTERN, width_of_panels / num_columns)
+    width = max(SMALLEST_PATTERNS_WIDTH, width_of_margins + num_columns * panel_size)
     height = PATTERN_MARGINS.picture_height(num_rows * panel_size, num_rows)
     return width, height
 
@@ -79,17 +82,27 @@ def pattern_size(num_columns: int, num_rows: int) -> tuple[float, float]:
 def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
     """Returns the mean attention weights of all models, side by side if there is room, else below each other.
 
+    A row of panels shows the heads of one attention. For example, two models A and B with two heads are drawn as
+
+        encoder.self.0  A A B B        or        encoder.self.0  A A
+        encoder.self.1  A A B B                  encoder.self.1  A A
+
+                                                 encoder.self.0  B B
+                                                 encoder.self.1  B B
+
     Args:
         models: with the same layers and heads.
-        names: the attentions, one for each row of a model.
+        names: the attentions.
     """
     num_heads = max(models[0].attentions[name]["heads"] for name in names)
     has_model_names = len(models) > 1
     rows_of_models = [titled_model_rows(model, names, num_heads, has_model_names) for model in models]
-    if len(models) * num_heads <= MOST_COLUMNS:
-        # A row shows the same attention of all models, so it needs its name only once, at the left edge.
-        return name_rows(join_side_by_side(rows_of_models), names)
-    return join_below_each_other([name_rows(rows, names) for rows in rows_of_models])
+    has_room_side_by_side = len(models) * num_heads <= MOST_COLUMNS
+    if has_room_side_by_side:
+        joined_rows = join_side_by_side(rows_of_models)
+        return name_rows(joined_rows, names)
+    named_rows_of_models = [name_rows(rows, names) for rows in rows_of_models]
+    return join_below_each_other(named_rows_of_models)
 
 
 def titled_model_rows(model: Model, names: Sequence[str], num_heads: int, has_model_name: bool) -> list[Row]:
@@ -113,17 +126,18 @@ def name_rows(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 
 
 def model_rows(model: Model, names: Sequence[str], num_heads: int) -> list[Row]:
-    """Returns the mean attention weights of a model: a row for each attention, a column for each head.
+    """Returns the mean attention weights of a model: a row of panels for each attention, a panel for each head.
 
     Args:
         model: the model.
         names: the attentions.
-        num_heads: the number of columns; an attention with fewer heads has empty places at the end of its row.
+        num_heads: the length of all rows; an attention with fewer heads has empty places at the end of its row.
     """
     rows: list[Row] = []
     for name in names:
+        matrices_of_heads = model.attentions[name]["pattern"]
         row: Row = []
-        for matrix in model.attentions[name]["pattern"]:
+        for matrix in matrices_of_heads:
             row.append(Panel(calls=[colors(matrix, **WEIGHT_COLORS), without_ticks()], settings={}))
         num_empty_places = num_heads - len(row)
         row += [None] * num_empty_places
@@ -176,13 +190,15 @@ def sentences(models: Sequence[Model]) -> Iterator[Picture]:
     """Yields pictures of the attention weights for each single sentence that all models have read.
 
     There is a picture for each sentence and kind of attention, such as ``sentence1-cross-attention``. The number in
-    this name counts the sentences of the first model, from 1.
+    this name counts the sentences of the first model, from 1, whether the other models have read them or not.
     """
-    results_of_all_sentences = [results_by_sentence(model) for model in models]
-    for count, sentence in enumerate(results_of_all_sentences[0], start=1):
-        results_of_models = [results[sentence] for results in results_of_all_sentences if sentence in results]
-        if len(results_of_models) == len(models):
-            for picture in sentence_pictures(models, results_of_models):
+    results_of_models = [results_by_sentence(model) for model in models]
+    sentences_of_first_model = list(results_of_models[0])
+    for count, sentence in enumerate(sentences_of_first_model, start=1):
+        all_have_read_it = all(sentence in results for results in results_of_models)
+        if all_have_read_it:
+            results_of_sentence = [results[sentence] for results in results_of_models]
+            for picture in sentence_pictures(models, results_of_sentence):
                 yield picture._replace(name=f"sentence{count}-{picture.name}")
 
 
@@ -196,27 +212,27 @@ def sentence_pictures(models: Sequence[Model], results_of_models: Sequence[Resul
 
     Args:
         models: with the same layers and heads, and therefore with the same attentions.
-        results_of_models: for each model, the tokens of the sentence and its weights.
+        results_of_models: for each model, the tokens of the sentence and ``weights``, {attention: its weights}.
     """
-    names_of_attentions = results_of_models[0]["weights"]  # {attention: weights}
-    groups = names_by_group(models[0].attentions, names_of_attentions)  # {kind of attention: names of attentions}
-    for group, group_title in group_titles(groups).items():
-        picture = sentence_picture(models, results_of_models, group, groups[group])
-        yield picture._replace(name=group_title.replace(" ", "-"))
+    all_names = list(results_of_models[0]["weights"])
+    names_of_kind = names_by_group(models[0].attentions, all_names)  # {kind of attention: names of attentions}
+    for kind, kind_title in group_titles(names_of_kind).items():
+        picture = sentence_picture(models, results_of_models, kind, names_of_kind[kind])
+        yield picture._replace(name=kind_title.replace(" ", "-"))
 
 
 def sentence_picture(
-    models: Sequence[Model], results_of_models: Sequence[Results], group: str, names: Sequence[str]
+    models: Sequence[Model], results_of_models: Sequence[Results], kind: str, names: Sequence[str]
 ) -> Picture:
     """Draws the attention weights of all heads of one kind for a sentence, with the words at the edges.
 
     Args:
         models: with the same layers and heads.
         results_of_models: for each model, the tokens of the sentence and its weights.
-        group: the kind of attention, such as ``encoder.self``.
+        kind: the kind of attention, such as ``encoder.self``.
         names: the attentions of this kind.
     """
-    tokens = sentence_tokens(results_of_models[0]["tokens"], group)
+    tokens = sentence_tokens(results_of_models[0]["tokens"], kind)
     margins = sentence_margins(tokens, has_model_names=len(models) > 1)
     panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.columns))
     panel_height = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.rows))
@@ -247,35 +263,36 @@ def sentence_rows(
 ) -> list[Row]:
     """Returns the attention weights of all heads for a sentence, a panel for each head. The tokens are added later.
 
-    The heads of an attention and a model form a row, or several rows if they are more than `panels_per_row`. With
-    several models, the first of these panels names the model.
+    Each attention of each model begins a new row of panels: first the first attention of all models, then the second
+    attention of all models, and so on. With several models, the name of the model is above its first panel.
 
     Args:
         models: with the same layers and heads.
         results_of_models: for each model, the ``weights`` for the sentence.
         names: the attentions.
-        panels_per_row: how many panels there is room for in a row.
+        panels_per_row: how many panels there is room for in a row. More panels continue in another row.
     """
     rows: list[Row] = []
     for name in names:
         for model, results in zip(models, results_of_models):
             panels = weight_panels(model, name, results["weights"][name])
             if len(models) > 1:
-                panels[0] = add_call(panels[0], heading(model.name, points=MODEL_NAME_POINTS))
+                model_name = heading(model.name, points=MODEL_NAME_POINTS)
+                panels[0] = add_call(panels[0], model_name)
             rows += split_into_rows(panels, panels_per_row)
     return rows
 
 
-def sentence_tokens(tokens: Mapping[str, Sequence[str]], group: str) -> SentenceTokens:
+def sentence_tokens(tokens: Mapping[str, Sequence[str]], kind: str) -> SentenceTokens:
     """Returns the tokens at the rows and columns of attention weights, of which long ones are cut.
 
     Args:
         tokens: {``encoder`` or ``decoder``: the tokens that it reads}.
-        group: the kind of attention: ``encoder.self``, ``decoder.self`` or ``decoder.cross``.
+        kind: the kind of attention: ``encoder.self``, ``decoder.self`` or ``decoder.cross``.
     """
-    stack = group.split(".")[0]
-    column_stack = "encoder" if group == "decoder.cross" else stack
-    return SentenceTokens(rows=shorten_tokens(tokens[stack]), columns=shorten_tokens(tokens[column_stack]))
+    row_stack, _, _ = kind.partition(".")
+    column_stack = "encoder" if kind == "decoder.cross" else row_stack
+    return SentenceTokens(rows=shorten_tokens(tokens[row_stack]), columns=shorten_tokens(tokens[column_stack]))
 
 
 def shorten_tokens(tokens: Sequence[str]) -> list[str]:
@@ -325,7 +342,7 @@ def weight_panels(model: Model, name: str, weights: Sequence[Sequence[Sequence[i
     Args:
         model: the model.
         name: the name of the attention.
-        weights: a matrix for each head.
+        weights: a matrix for each head, in thousandths.
     """
     layer = model.attentions[name]["layer"]
     panels: Row = []
@@ -354,7 +371,6 @@ def write_tokens_below(rows: Sequence[Row], tokens: Sequence[str]) -> list[Row]:
     For example, a row of four heads is followed by a row of two heads. Then the third and the fourth head of the first
     row, and both heads of the second row, have the tokens below them.
     """
-    write_tokens = tick_names("x", tokens, fontsize=6, rotation=90)
     changed_rows = []
     for row_number, row in enumerate(rows):
         is_last_row = row_number == len(rows) - 1
@@ -363,8 +379,9 @@ def write_tokens_below(rows: Sequence[Row], tokens: Sequence[str]) -> list[Row]:
         for column, panel in enumerate(row):
             has_panel_below = column < length_of_next_row
             if has_panel_below:
-                changed_row.append(add_call(panel, without_ticks("x")))
+                ticks = without_ticks("x")
             else:
-                changed_row.append(add_call(panel, write_tokens))
+                ticks = tick_names("x", tokens, fontsize=6, rotation=90)
+            changed_row.append(add_call(panel, ticks))
         changed_rows.append(changed_row)
     return changed_rows

@@ -26,7 +26,7 @@ class Model(NamedTuple):
         return attentions
 
 
-def by_group(attentions: Results) -> dict[str, list[Results]]:
+def by_group(attentions: Mapping[str, Results]) -> dict[str, list[Results]]:
     """Returns the results of attentions by the kind of attention.
 
     Args:
@@ -41,7 +41,7 @@ def by_group(attentions: Results) -> dict[str, list[Results]]:
     return groups
 
 
-def names_by_group(attentions: Results, names: Iterable[str]) -> dict[str, list[str]]:
+def names_by_group(attentions: Mapping[str, Results], names: Iterable[str]) -> dict[str, list[str]]:
     """Returns names of attentions by the kind of attention.
 
     Args:
