@@ -383,10 +383,10 @@ def count_heads_of_block(num_heads: int, num_threads: int) -> int:
 
 
 class TileSize(NamedTuple):
-    """How large the tiles of a block are. The last tile of a block may have fewer rows."""
+    """How much of a batch is in a tile. A tile has all sentences and heads of its block, but only some of its rows."""
 
     rows: int
-    sentences: int  # each tile has all sentences and heads of its block
+    sentences: int
     heads: int
 
 
@@ -397,7 +397,7 @@ def choose_tile_size(length: int, num_sentences: int, max_rows: int, max_heads: 
     of several heads.
 
     For example, `TILE` is 1000. Sentences of 10 tokens have 10 * 10 = 100 logits in each head. If there are 4 of them,
-    a tile has 10 rows of 4 sentences, which are 400 logits in each head. So it has 2 heads.
+    a tile has 10 rows of 4 sentences, which are 400 logits in each head. So there is room for 2 heads.
 
     Args:
         length: The length of the longest sentence in tokens. Each row has as many logits.
