@@ -73,15 +73,16 @@ class LinformerAttention(nn.Module):
         self.k_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.v_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
         self.out_proj = quant_noise(nn.Linear(embed_dim, embed_dim), q_noise, qn_block_size)
-        # E projects the keys and F the values, from `max_length` tokens to k positions.
+        # E (in the paper's terms) projects the keys, and F the values, from `max_length` tokens to k positions.
+        keys_and_values_share_projection = sharing in ("key-value", "layerwise")
         self.E = new_projection(num_heads, k, max_length, sharing)
-        if sharing in ("none", "headwise"):
-            self.F = new_projection(num_heads, k, max_length, sharing)
+        if keys_and_values_share_projection:
+            self.F = self.E
         else:
-            self.F = self.E  # Keys and values share the projection.
-        # The paper does not say how E and F are initialised. A shared projection is initialised twice. The first values
-        # are lost, but without them, models from the same seed would get other weights than they had so far.
+            self.F = new_projection(num_heads, k, max_length, sharing)
+        # The paper does not say how E and F are initialised.
         glorot_uniform_(self.E)
+        # If F is E, this draws the values of E again. It stays, so that the same seed gives the same weights as so far.
         glorot_uniform_(self.F)
 
     def forward(
@@ -95,6 +96,9 @@ class LinformerAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Computes the output of the attention; fairseq's encoder layer calls it with these arguments.
 
+        The output is ``softmax(queries @ projected_keys^T / sqrt(d)) @ projected_values`` in each head. Keys and values
+        are projected from T tokens to P positions; P is ``--linformer-k``, the k of the paper.
+
         Args:
             query: the input of the layer, (T, B, C). Keys and values are computed from it too.
             key, value: not read, because they are the same tensor in self-attention.
@@ -107,21 +111,23 @@ class LinformerAttention(nn.Module):
             and not to tokens.
         """
         assert attn_mask is None, "attn_mask: a projected position is a sum over all tokens, so none can be hidden"
-        length, bsz, width = query.size()
-        q = self.split_heads(self.q_proj(query))  # (B, H, T, d)
-        k = self.k_proj(query)  # (T, B, C)
-        v = self.v_proj(query)  # (T, B, C)
+        tgt_len, bsz, embed_dim = query.size()  # T, B, C
+        queries = self.split_heads(self.q_proj(query))  # (B, H, T, d)
+        keys = self.k_proj(query)  # (T, B, C)
+        values = self.v_proj(query)  # (T, B, C)
         if key_padding_mask is not None:
-            padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)  # (T, B, 1)
-            k = k.masked_fill(padding, 0.0)
-            v = v.masked_fill(padding, 0.0)
-        # E and F are (H, k, n), or (1, k, n) if all heads share them. Their first T columns are for the T tokens.
-        projected_k = torch.matmul(self.E[:, :, :length], self.split_heads(k))  # (B, H, k, d)
-        projected_v = torch.matmul(self.F[:, :, :length], self.split_heads(v))  # (B, H, k, d)
+            is_padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)  # (T, B, 1)
+            keys = keys.masked_fill(is_padding, 0.0)
+            values = values.masked_fill(is_padding, 0.0)
+        # E and F project `max_length` tokens to P positions. Their first T columns are for the T tokens of the call.
+        key_projection = self.E[:, :, :tgt_len]  # (H, P, T), or (1, P, T) if all heads share it
+        value_projection = self.F[:, :, :tgt_len]  # of the same size
+        projected_keys = torch.matmul(key_projection, self.split_heads(keys))  # (B, H, P, d)
+        projected_values = torch.matmul(value_projection, self.split_heads(values))  # (B, H, P, d)
         has_dropout = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if has_dropout else 0.0
-        out = nn.functional.scaled_dot_product_attention(q, projected_k, projected_v, dropout_p=dropout)  # (B, H, T, d)
-        out = out.permute(2, 0, 1, 3).reshape(length, bsz, width)
+        out = nn.functional.scaled_dot_product_attention(queries, projected_keys, projected_values, dropout_p=dropout)
+        out = out.permute(2, 0, 1, 3).reshape(tgt_len, bsz, embed_dim)  # (B, H, T, d) -> (T, B, C)
         return self.out_proj(out), None
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -204,11 +210,11 @@ class RobertaLinformer(SynthesizerRoberta):
             SynthesizerError: two values of the same projection differ.
         """
         for names_of_projection in self.projection_names():
-            first_name = names_of_projection[0]
-            for name in names_of_projection[1:]:
-                if first_name not in state_dict or name not in state_dict:
-                    continue  # torch itself raises an error if the checkpoint lacks a weight.
-                if not torch.equal(state_dict[name], state_dict[first_name]):
+            first_name, *other_names = names_of_projection
+            for name in other_names:
+                # torch itself raises an error if the checkpoint lacks a weight.
+                has_both = first_name in state_dict and name in state_dict
+                if has_both and not torch.equal(state_dict[name], state_dict[first_name]):
                     raise SynthesizerError(
                         f"--linformer-sharing {self.args.linformer_sharing}: {first_name} and {name} are the same "
                         "parameter in this model, but differ in the checkpoint; use the --linformer-sharing of the "
@@ -216,7 +222,11 @@ class RobertaLinformer(SynthesizerRoberta):
                     )
 
     def projection_names(self) -> list[list[str]]:
-        """Returns a list for each projection E or F of the model, with its names; a shared projection has several."""
+        """Returns the names of each projection E or F of the model. A shared projection has several names.
+
+        For example, if keys and values share their projection, the result is [[name of E and name of F in layer 0],
+        [name of E and name of F in layer 1], ...].
+        """
         names_by_id: dict[int, list[str]] = {}  # The key is the id of the parameter.
         # `remove_duplicate=False` lists a shared parameter under each of its names.
         for name, parameter in self.named_parameters(remove_duplicate=False):

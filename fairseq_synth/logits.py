@@ -100,6 +100,7 @@ class NormalForm(NamedTuple):
         if self.query is not None and self.key is not None:
             scores = inner_product(self.query, self.key)
         if self.left is not None and self.right is not None:
+            # Without an inner product, `scores` is None, and `add` returns the outer product.
             scores = add(scores, outer_product(self.left, self.right, src_len))
         if scores is None:
             assert self.bias is not None, "the logits have no terms"
@@ -167,26 +168,23 @@ class Logits:
             src_len: S, the number of columns.
         """
         is_sum = len(self.terms()) > 1
-        bias = self._sum_of_biases(src_len, in_fp32=is_sum)
+        bias = self._sum_of_biases(src_len, in_fp32=is_sum)  # None without biases and diagonals
 
-        outers = [outer_factors(term, src_len) for term in self.outers]
-        for outer in outers[1:]:
-            bias = add(bias, outer_product(outer.left, outer.right, src_len))
+        normal = NormalForm()
 
-        joined_products, added_products = divide_products(self.products)
-        for product in added_products:
-            # If the bias is still None, `add` returns the product as it is. So the product has to be in fp32 itself.
-            bias = add(bias, at_least_fp32(inner_product(product.left, product.right)))
-
-        normal = NormalForm(bias=bias)
-        if outers:
-            first_outer = outers[0]
+        if self.outers:
+            first_outer, *added_outers = [outer_factors(term, src_len) for term in self.outers]
+            bias = add_outer_products(bias, added_outers, src_len)
             normal = normal._replace(left=first_outer.left, right=first_outer.right)
-        if joined_products:
-            query = join_features([product.left for product in joined_products])
-            key = join_features([product.right for product in joined_products])
-            normal = normal._replace(query=query, key=key)
-        return normal
+
+        if self.products:
+            joined_products, added_products = divide_products(self.products)
+            bias = add_inner_products(bias, added_products)
+            queries = [product.left for product in joined_products]
+            keys = [product.right for product in joined_products]
+            normal = normal._replace(query=join_features(queries), key=join_features(keys))
+
+        return normal._replace(bias=bias)
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
@@ -199,10 +197,11 @@ class Logits:
             src_len: S, the number of columns.
             in_fp32: Whether the sum is in fp32 at least. Otherwise a single term keeps its type.
         """
-        total = None
+        total = None  # `add` begins the sum with its first summand.
         for bias_term in self.biases:
             bias = at_least_fp32(bias_term.bias) if in_fp32 else bias_term.bias
-            total = add(total, multiply(bias, bias_term.weight))
+            weighted_bias = multiply(bias, bias_term.weight)
+            total = add(total, weighted_bias)
         for diagonals_term in self.diagonals:
             values = at_least_fp32(diagonals_term.values) if in_fp32 else diagonals_term.values
             weighted_values = multiply(values, diagonals_term.weight)
@@ -218,7 +217,9 @@ def add(x: Tensor | None, y: Tensor) -> Tensor:
 
 
 def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
-    """Returns ``products + bias`` in fp32 at least, computed in place of `products` if possible, which saves memory.
+    """Returns ``products + bias`` in fp32 at least.
+
+    It saves memory by writing the sum into `products`, if these are in fp32 or fp64, and if the sum is not larger.
 
     Args:
         products: A sum of products, in memory of its own, (B or 1, H or 1, T, S).
@@ -228,7 +229,8 @@ def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
     # The first three dimensions are sentences, heads and rows; the number of columns is always the same.
     sum_fits_into_products = all(bias.size(dim) <= products.size(dim) for dim in range(3))
     if sum_fits_into_products:
-        return at_least_fp32(products).add_(bias)
+        fp32_products = at_least_fp32(products)  # a copy of products in half precision; others as they are
+        return fp32_products.add_(bias)
     return add(products, bias)
 
 
@@ -247,11 +249,11 @@ class Factors(NamedTuple):
 
 
 def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Tensor | None) -> Factors:
-    """Returns the factors of a product, one of which has been multiplied by `scale` and `weight`.
+    """Returns the two factors of a product, after multiplying one of them by `scale` and `weight`.
 
-    * Without a weight, this is the left factor. It is the query of an inner product, which has no more rows than the
-      key, and a single row in a decoding step.
-    * With a weight, it is the factor with fewer elements, because that is less work.
+    * With a weight, the factor with fewer elements is multiplied, because that is less work.
+    * Without a weight, the left factor is multiplied. In an inner product it is the query, which has no more rows than
+      the key, and a single row in a decoding step.
 
     Args:
         left, right: The factors, (B, H, T or S, r) each.
@@ -262,7 +264,8 @@ def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Te
     if weight is None:
         return Factors(left * scale, right) if has_scale else Factors(left, right)
     scaled_weight = weight * scale if has_scale else weight
-    if right.numel() < left.numel():
+    right_is_smaller = right.numel() < left.numel()
+    if right_is_smaller:
         return Factors(left, multiply(right, scaled_weight))
     return Factors(multiply(left, scaled_weight), right)
 
@@ -280,21 +283,26 @@ def divide_products(terms: Sequence[Product]) -> tuple[list[Factors], list[Facto
 
 
 def outer_factors(outer: Outer, src_len: int) -> Factors:
-    """Returns the left and right factor of an outer product, only with the features that `src_len` columns need.
+    """Returns the left and right factor of an outer product, with just the features that `src_len` columns need.
 
-    Column j is ``left[j // b] * right[j % b]``, where b is the number of right features. For example, with b = 4, the
-    columns 0 to 3 have left feature 0, the columns 4 to 7 have left feature 1, and the columns 8 and 9 have left
-    feature 2. So 10 columns need 3 left features and all 4 right features, and 2 columns need 1 left feature and 2
-    right features. If the outer product has too few left features, they begin again with feature 0.
+    Each left feature is for b neighbouring columns, where b is the number of right features. For example, an outer
+    product with 2 left features and b = 3 right features has these features in 8 columns:
+
+        column          0  1  2    3  4  5    6  7
+        left feature    0  0  0    1  1  1    0  0     (as there is no feature 2, they begin again with 0)
+        right feature   0  1  2    0  1  2    0  1
+
+    So the result has the left features 0, 1 and 0, and all right features. For 2 columns, it would have the left
+    feature 0, and the right features 0 and 1.
     """
     left_size = outer.left_size
     right_size = outer.factors.size(3) - left_size  # b
-    left, right = outer.factors.split([left_size, right_size], dim=3)
-    num_left_features = count_left_features(src_len, right_size)
-    num_right_features = min(right_size, src_len)
-    # If there are too few left features, `take_positions` begins again with the first one.
-    left = take_positions(left, dim=3, start=0, count=num_left_features)
-    right = take_positions(right, dim=3, start=0, count=num_right_features)
+    all_left, all_right = outer.factors.split([left_size, right_size], dim=3)
+    num_needed_left = count_left_features(src_len, right_size)
+    num_needed_right = min(right_size, src_len)
+    # If there are too few left features, `take_positions` begins again with feature 0.
+    left = take_positions(all_left, dim=3, start=0, count=num_needed_left)
+    right = take_positions(all_right, dim=3, start=0, count=num_needed_right)
     return apply_scale_and_weight(left, right, scale=1.0, weight=outer.weight)
 
 
@@ -310,19 +318,22 @@ def count_left_features(src_len: int, right_size: int) -> int:
 def toeplitz(values: Tensor, src_len: int) -> Tensor:
     """Returns the matrix (1, H, T, S) whose entries depend only on the distance from row i to column j, ``j - i``.
 
-    For example, the values a b c d are those of the distances -1 to 2, for 2 rows and 3 columns. Row 0 of the matrix is
-    b c d, for the distances 0 to 2. Row 1 is a b c, for the distances -1 to 1.
+    For example, 3 rows and 3 columns have the distances -2 to 2. With the values a b c d e, the matrix is
+
+        c d e    row 0: the distances  0 to 2
+        b c d    row 1: the distances -1 to 1
+        a b c    row 2: the distances -2 to 0
 
     Args:
-        values: The values of `Diagonals`, (1, H, 1, T + S - 1), from the smallest distance to the largest.
-        src_len: S.
+        values: One value for each distance, (1, H, 1, T + S - 1), from the smallest distance to the largest.
+        src_len: S, the number of columns.
     """
-    # `unfold` lists all slices of S neighbouring values: in the example a b c and b c d. They are the rows from the
-    # last to the first, (1, H, T, S), as a view of the values.
-    rows_from_last_to_first = values.squeeze(2).unfold(dimension=2, size=src_len, step=1)
+    # `unfold` lists all slices of S neighbouring values: in the example a b c, then b c d, then c d e. These are the
+    # rows of the matrix, but the last row is first.
+    rows_from_last_to_first = values.squeeze(2).unfold(dimension=2, size=src_len, step=1)  # (1, H, T, S), a view
     tgt_len = rows_from_last_to_first.size(2)
     if tgt_len == 1:
-        return rows_from_last_to_first  # `flip` would only copy it
+        return rows_from_last_to_first  # A single row needs no copy in another order.
     return rows_from_last_to_first.flip(2)
 
 
@@ -340,8 +351,10 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
         return torch.matmul(query, key.transpose(-2, -1))
     all_heads_share_keys = key.size(1) == 1
     if all_heads_share_keys:
-        return torch.matmul(query, key[0, 0].t())
-    return torch.einsum("bhtr,hsr->bhts", query, key[0])
+        only_key = key[0, 0]  # (S, r)
+        return torch.matmul(query, only_key.t())
+    keys_of_heads = key[0]  # (H, S, r)
+    return torch.einsum("bhtr,hsr->bhts", query, keys_of_heads)
 
 
 def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
@@ -356,14 +369,30 @@ def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
     return products.flatten(-2)[..., :src_len]
 
 
+def add_outer_products(bias: Tensor | None, outers: Sequence[Factors], src_len: int) -> Tensor | None:
+    """Returns the bias plus some outer products. The bias may be None, which stands for 0."""
+    for outer in outers:
+        bias = add(bias, outer_product(outer.left, outer.right, src_len))
+    return bias
+
+
+def add_inner_products(bias: Tensor | None, products: Sequence[Factors]) -> Tensor | None:
+    """Returns the bias plus some inner products, in fp32 at least. The bias may be None, which stands for 0."""
+    for product in products:
+        # A single summand is the sum itself, so that it has to be in fp32, too.
+        summand = at_least_fp32(inner_product(product.left, product.right))
+        bias = add(bias, summand)
+    return bias
+
+
 def join_features(factors: list[Tensor], bsz: int = 1, num_heads: int = 1) -> Tensor:
     """Returns one tensor with the features of all `factors`, one factor after another, as (B, H, T, r1 + r2 + ...).
 
     Args:
-        factors: Tensors (B or 1, H or 1, T, r), where r may differ. A factor that all sentences share has one sentence,
-            and the result has B if any factor has B. The same holds for heads.
-        bsz: B, to get B sentences also if all factors are shared.
-        num_heads: H, to get H heads also if all factors are shared.
+        factors: Tensors (B or 1, H or 1, T, r), where r may differ. If all of them have one sentence, which stands for
+            all, so has the result. The same holds for heads.
+        bsz: B, if the result must have B sentences in any case; otherwise 1.
+        num_heads: H, if the result must have H heads in any case; otherwise 1.
     """
     joined_bsz = find_common_size([bsz, *(factor.size(0) for factor in factors)])
     joined_heads = find_common_size([num_heads, *(factor.size(1) for factor in factors)])

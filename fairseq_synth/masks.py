@@ -43,8 +43,8 @@ def to_boolean_or_float(attn_mask: Tensor | None) -> Tensor | None:
 def without_hidden_padding(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
     """Returns the padding mask that a call still needs: none under the `causal_mask`.
 
-    Under the `causal_mask`, all padding must be after the tokens of its sentence. A token sees only what is before it,
-    and so no padding, even without a padding mask.
+    Under the `causal_mask`, a token sees only what is before it. All padding must be after the tokens of its sentence.
+    So no token sees padding, even without a padding mask.
 
     Args:
         key_padding_mask: (B, T), true at padding, or None.
@@ -79,22 +79,22 @@ def masked_softmax(
         scores: The logits, (B or 1, H, T or 1, S).
         key_padding_mask: (B, S), true for hidden keys.
         attn_mask: (T, S), boolean with true for hidden keys, or floating point to add; or the `causal_mask`.
-        zero_rows_without_keys: Whether a row all of whose keys are hidden has the weights 0 and the gradient 0.
-            Otherwise the weights of such a row are finite numbers without a meaning. This saves a pass over the weights
-            and one over their gradient.
+        zero_rows_without_keys: What happens to a row whose keys are all hidden. If true, its weights and its gradient
+            are 0. If false, its weights are finite numbers without a meaning, which saves two passes over the weights.
     """
     # Each step replaces `scores`, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
+        # This hides keys only under the `causal_mask`, which leaves each row a key.
         scores = add_mask(scores, attn_mask)
-    hidden = hidden_keys(key_padding_mask, attn_mask)
+    hidden = hidden_keys(key_padding_mask, attn_mask)  # by all other masks
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # Hidden keys get the lowest finite number. With minus infinity, a row without visible keys would become NaN.
+    # With minus infinity, a row without visible keys would become NaN. With the lowest finite number, all keys of such
+    # a row get the same weight, 1 / S. In every other row, hidden keys get the weight 0.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
     if zero_rows_without_keys:
-        # This changes only rows without visible keys. In all other rows, hidden keys have the weight 0 already.
-        return weights.masked_fill(hidden, 0.0)
+        return weights.masked_fill(hidden, 0.0)  # This changes only the rows without visible keys.
     return weights
 
 
@@ -110,8 +110,8 @@ def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
         attn_mask: Any of these masks. The causal mask is for as many rows as columns.
     """
     if is_causal(attn_mask):
-        num_columns = scores.size(3)
-        return scores + future_mask(num_columns, like=scores)
+        length = scores.size(3)  # the number of columns, and of rows
+        return scores + future_mask(length, like=scores)
     is_boolean = attn_mask.dtype == torch.bool
     if is_boolean:
         return scores
@@ -121,14 +121,14 @@ def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
 def hidden_keys(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
     """Returns which keys the masks hide from which rows, in a shape that fits (B, H, T, S); or None if they hide none.
 
-    The `causal_mask` is not included, because `add_mask` hides its keys already, by minus infinity.
+    The keys that the `causal_mask` hides are not included.
 
     Args:
         key_padding_mask: (B, S), true for hidden keys, or None.
         attn_mask: As in `masked_softmax`, or None.
     """
     if attn_mask is None or is_causal(attn_mask):
-        hidden = None
+        hidden = None  # `add_mask` hides the keys of the `causal_mask`.
     elif attn_mask.dtype == torch.bool:
         hidden = attn_mask
     else:
@@ -179,15 +179,12 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
         return None
     is_token = (~padding_mask).long()
     is_padding = 1 - is_token
-    # The cumulative sums count the tokens, and the padding, up to and including each column. Tokens move to the columns
-    # 0, 1, 2, and so on. Padding moves to the columns behind the last token. In the example:
-    #     mask                  1  0  0  1
-    #     columns_of_tokens        0  1
-    #     columns_of_padding    2        3
-    num_tokens = is_token.sum(dim=1, keepdim=True)
-    columns_of_tokens = is_token.cumsum(dim=1) - 1
-    columns_of_padding = num_tokens + is_padding.cumsum(dim=1) - 1
-    return torch.where(padding_mask, columns_of_padding, columns_of_tokens)
+    num_tokens = is_token.sum(dim=1, keepdim=True)  # (B, 1)
+    # How many tokens, and how much padding, there is to the left of each column. (`cumsum` counts the column, too.)
+    num_tokens_before = is_token.cumsum(dim=1) - is_token  # in the example [0, 0, 1, 2]
+    num_padding_before = is_padding.cumsum(dim=1) - is_padding  # in the example [0, 1, 1, 1]
+    # A token moves behind the tokens before it, and padding moves behind all tokens and the padding before it.
+    return torch.where(padding_mask, num_tokens + num_padding_before, num_tokens_before)
 
 
 def has_padding_before_tokens(padding_mask: Tensor) -> bool:
@@ -204,6 +201,8 @@ def has_padding_before_tokens(padding_mask: Tensor) -> bool:
 
 def align(x: Tensor, columns: Tensor | None) -> Tensor:
     """Returns a batch with each token moved to its new column, so that all padding is after the sentences.
+
+    For example, the tokens [p, u, v, p] with the columns [2, 0, 1, 3] become [u, v, p, p].
 
     Args:
         x: (B, T) or (B, T, C).
@@ -222,7 +221,7 @@ def align(x: Tensor, columns: Tensor | None) -> Tensor:
 def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
     """Returns a batch with each token moved back to the column that it had before `align`.
 
-    So token t of sentence b of the result is the token in column ``columns[b, t]`` of `x`.
+    For example, the tokens [u, v, p, p] with the columns [2, 0, 1, 3] become [p, u, v, p].
 
     Args:
         x: (T, B, C), or (B, T, C) if `batch_first`.

@@ -44,17 +44,15 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     The first row is at position `Inputs.start`, and the first column at position 0. Position l has the entry of
     position 0, and so on.
     """
-    _, num_rows, num_columns = parameter.size()
+    _, max_rows, max_columns = parameter.size()  # max_rows = max_columns = l
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
-    ends_within_parameter = start + tgt_len <= num_rows
-    leaves_out_rows = tgt_len < num_rows
-    leaves_out_columns = src_len < num_columns
-    if ends_within_parameter and leaves_out_rows and leaves_out_columns:
-        # Here, `take_positions` would make two slices, one of the rows and one of the columns. This is a single view.
+    takes_some_rows = tgt_len < max_rows and start + tgt_len <= max_rows
+    takes_some_columns = src_len < max_columns
+    if takes_some_rows and takes_some_columns:
+        # This returns the same entries as the lines below, but in one view instead of two, which is faster.
         return view_window(parameter, start, tgt_len, src_len)  # (1, H, T, S)
-    # At most one of the two calls makes a slice, or positions are repeated, which a view cannot do.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)  # (H, T, l)
     window = take_positions(rows, dim=2, start=0, count=src_len)  # (H, T, S)
     return window[None]
@@ -72,15 +70,16 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
         tgt_len: The number of rows.
         src_len: The number of columns, which begin at 0.
     """
-    # A stride is the number of elements in memory from one head, row or column to the next. The view has the strides of
-    # the parameter, as it leaves out only elements before the first row, and at the ends of rows and heads.
+    # A stride is the number of elements in memory from one head, row or column to the next. For example, a parameter of
+    # size (H, 10, 10) has the strides 100, 10 and 1. Its rows from 3 on begin at element 30, and the next row of the
+    # view is 10 elements further, too, even if the view has fewer than 10 columns. So the view keeps the strides.
     head_stride, row_stride, column_stride = parameter.stride()
-    any_stride = 0  # A dimension of size 1 has no next element.
-    index_of_first_row = parameter.storage_offset() + start * row_stride
+    first_dimension_stride = 0  # It has no effect, because the first dimension of the view has the size 1.
+    first_element = parameter.storage_offset() + start * row_stride
     return parameter.as_strided(
         size=[1, parameter.size(0), tgt_len, src_len],
-        stride=[any_stride, head_stride, row_stride, column_stride],
-        storage_offset=index_of_first_row,
+        stride=[first_dimension_stride, head_stride, row_stride, column_stride],
+        storage_offset=first_element,
     )
 
 
@@ -90,9 +89,10 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     The distance from row i to column j is ``j - i``. The smallest distance is that from the last row to column 0, and
     the largest distance is that from the first row to the last column.
 
-    If the parameter has no value for a distance, the nearest distance gives its value. For example, a parameter with
-    the values a b c d e has them for the distances -2 to 2. A call with a single row at position 3 and five columns has
-    the distances -3 to 1, so it gets a a b c d.
+    The parameter has the values of the distances from -m to m. A distance below -m gets the value of -m, and a distance
+    above m gets the value of m. For example, a parameter a b c d e has the values of the distances -2 to 2. A call with
+    a single row at position 3 and five columns has the distances -3 to 1, so it gets a a b c d. The comments below have
+    the numbers of this example.
 
     Args:
         parameter: (H, 2 m + 1), a value for each distance from -m to m.
@@ -101,66 +101,66 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     Returns:
         (1, H, 1, T + S - 1), from the smallest distance to the largest
     """
-    max_distance = (parameter.size(1) - 1) // 2  # m
-    first_row = inputs.start
-    last_row = first_row + inputs.x.size(0) - 1
-    last_column = inputs.src_len - 1
-    smallest_distance = -last_row
-    largest_distance = last_column - first_row
-    # The distances of the call for which the parameter has a value. At least distance 0 is among them. Distance d has
-    # the index ``d + m`` in the parameter.
-    first_covered = max(smallest_distance, -max_distance)
-    last_covered = min(largest_distance, max_distance)
-    num_covered = last_covered - first_covered + 1
-    covered = parameter.narrow(dim=1, start=first_covered + max_distance, length=num_covered)
-    num_missing_before = first_covered - smallest_distance
-    num_missing_behind = largest_distance - last_covered
-    values = add_nearest(covered, parameter, num_missing_before, num_missing_behind)
+    max_distance = (parameter.size(1) - 1) // 2  # m = 2
+    first_row = inputs.start  # 3
+    last_row = first_row + inputs.x.size(0) - 1  # 3
+    last_column = inputs.src_len - 1  # 4
+    smallest_distance = 0 - last_row  # -3: from the last row to column 0
+    largest_distance = last_column - first_row  # 1: from the first row to the last column
+    # The parameter covers the distances -2 to 1 of the call, whose values are a b c d.
+    first_covered = max(smallest_distance, -max_distance)  # -2
+    last_covered = min(largest_distance, max_distance)  # 1
+    num_covered = last_covered - first_covered + 1  # 4
+    index_of_first_covered = first_covered + max_distance  # 0: distance -m has the index 0
+    covered_values = parameter.narrow(dim=1, start=index_of_first_covered, length=num_covered)
+    num_below = first_covered - smallest_distance  # 1: distance -3 is below -m
+    num_above = largest_distance - last_covered  # 0: no distance is above m
+    values = add_end_values(covered_values, parameter, num_below, num_above)
     return values[None, :, None]
 
 
-def add_nearest(covered: Tensor, parameter: Tensor, num_before: int, num_behind: int) -> Tensor:
-    """Returns values with the first value of the parameter repeated before them, and its last value behind them.
+def add_end_values(covered_values: Tensor, parameter: Tensor, num_below: int, num_above: int) -> Tensor:
+    """Returns the covered values, with copies of the parameter's first value before and of its last value behind them.
 
-    For example, a parameter has the values a b c. The covered values a b with 2 values before become a a a b.
+    For example, a parameter has the values a b c. The covered values a b with 2 values before them become a a a b.
 
     Args:
-        covered: The values to add to, (H, any number).
-        parameter: (H, 2 m + 1).
-        num_before, num_behind: How often the first and the last value are repeated.
+        covered_values: Neighbouring values of the parameter, (H, any number).
+        parameter: (H, 2 m + 1), a value for each distance from -m to m.
+        num_below: The number of distances below -m, each of which gets the first value of the parameter.
+        num_above: The number of distances above m, each of which gets the last value of the parameter.
     """
-    if num_before == 0 and num_behind == 0:
-        return covered
-    repeated_first = parameter[:, :1].expand(-1, num_before)
-    repeated_last = parameter[:, -1:].expand(-1, num_behind)
-    return torch.cat([repeated_first, covered, repeated_last], dim=1)
+    if num_below == 0 and num_above == 0:
+        return covered_values
+    first_values = parameter[:, :1].expand(-1, num_below)
+    last_values = parameter[:, -1:].expand(-1, num_above)
+    return torch.cat([first_values, covered_values, last_values], dim=1)
 
 
 def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
     """Returns the entries of a tensor for the positions ``start`` to ``start + count - 1``.
 
-    For example, a tensor with the entries a b c has the entries c a b c a for the positions 2 to 6.
+    The entries repeat: in a tensor of l entries, position p has entry ``p mod l``. For example, a tensor with the
+    entries a b c has the entries c a b c a for the positions 2 to 6.
 
     Args:
-        x: A tensor with l entries along dimension `dim`. Position p has entry ``p mod l``, so that the first entry
-            follows the last one.
+        x: A tensor with l entries along dimension `dim`.
         dim: The dimension of the positions.
         start: The first position.
         count: The number of positions.
     """
-    length = x.size(dim)
+    length = x.size(dim)  # l
     if start == 0 and count == length:
         return x  # This is not a slice, because the backward pass of a slice copies the gradient.
     first_entry = start % length
     if first_entry + count <= length:
         return x.narrow(dim, first_entry, count)
-    # In the example, these are c, once a b c, and a.
-    num_before_end = length - first_entry
-    num_whole_tensors = (count - num_before_end) // length
-    num_last_entries = (count - num_before_end) % length
-    slices = [x.narrow(dim, first_entry, num_before_end)]
-    for _ in range(num_whole_tensors):
-        slices.append(x.narrow(dim, 0, length))
-    if num_last_entries > 0:
-        slices.append(x.narrow(dim, 0, num_last_entries))
+    # Each slice ends where the tensor ends, and the next one begins at entry 0. In the example they are c, a b c and a.
+    slices = []
+    num_missing = count
+    while num_missing > 0:
+        slice_length = min(length - first_entry, num_missing)
+        slices.append(x.narrow(dim, first_entry, slice_length))
+        num_missing -= slice_length
+        first_entry = 0
     return torch.cat(slices, dim=dim)

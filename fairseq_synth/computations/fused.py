@@ -25,6 +25,7 @@ def refuses(
         return "the logits have no inner product"
     if value.size(0) > 1 and logits.is_shared():
         return "all sentences share the logits"
+    # The logits have an inner product, so that a second term is more than this.
     if on_cpu(value) and len(logits.terms()) > 1:
         return "there is more than an inner product, and torch's attention with a bias is slow on a CPU"
     if attn_mask is not None and not is_causal(attn_mask):
@@ -39,30 +40,35 @@ def compute(
 
     torch computes ``softmax(torch_scale * query @ key^T + mask) V``.
 
-    * Inner products, and biases that are the same in all rows, become the query and key.
+    * Inner products, and biases that depend only on the column, become the query and key.
     * All other terms of the logits become the mask, together with `key_padding_mask` and `attn_mask`.
 
     The rows of a sentence that consists of padding alone are computed too, and their results mean nothing.
     """
-    row_biases = [term for term in logits.biases if has_equal_rows(term)]
-    other_biases = [term for term in logits.biases if not has_equal_rows(term)]
+    column_biases = [term for term in logits.biases if is_column_bias(term)]
+    other_biases = [term for term in logits.biases if not is_column_bias(term)]
 
-    # torch has one scale, and each product has its own. torch gets that of the first product, whose query then needs
-    # no multiplication. `refuses` has refused logits without a product.
+    # Each product has a scale, but torch takes only one. It gets that of the first product, so that the query of this
+    # product needs no multiplication. There is a first product, because `refuses` has refused logits without one.
     torch_scale = logits.products[0].scale
-    query, key = join_products(logits.products, row_biases, torch_scale, value)
+    query, key = join_products(logits.products, column_biases, torch_scale, value)
 
     other_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
+    bias = sum_terms(other_terms, value)
     hides_future = is_causal(attn_mask)
-    mask = add_masks(sum_terms(other_terms, value), key_padding_mask, hides_future, value)
-    # Only a causal call without other terms and padding has no mask that hides the later tokens. torch then hides them.
-    needs_causal_flag = hides_future and mask is None
-    out = call_torch(query, key, value, mask, dropout, needs_causal_flag, torch_scale)
+    if bias is None and key_padding_mask is None:
+        # Without a mask, torch itself can hide the future, which is faster.
+        mask = None
+        torch_hides_future = hides_future
+    else:
+        mask = make_mask(bias, key_padding_mask, hides_future, value)
+        torch_hides_future = False
+    out = call_torch(query, key, value, mask, dropout, torch_hides_future, torch_scale)
     return join_heads(out)
 
 
-def has_equal_rows(term: Bias) -> bool:
-    """Returns whether a bias is the same in all rows, so that it has only one row."""
+def is_column_bias(term: Bias) -> bool:
+    """Returns whether a bias depends only on the column. Then all rows are the same, and the tensor has only one."""
     return term.bias.size(2) == 1
 
 
@@ -80,12 +86,21 @@ def call_torch(
     value: Tensor,
     mask: Tensor | None,
     dropout: float,
-    needs_causal_flag: bool,
+    torch_hides_future: bool,
     torch_scale: float,
 ) -> Tensor:
     """Returns ``softmax(torch_scale * query @ key^T + mask) V``, (B, H, T, d_h), computed by torch's fused attention.
 
-    For the call, features are added to the query, key and value. Those of the value are cut from the result again.
+    torch's kernels want a multiple of 8 features, so features of 0 are added to the query, key and value. The result
+    has those of the value too, and they are cut off again.
+
+    Args:
+        query, key: (B, H, T, r).
+        value: V, (B, H, T, d_h).
+        mask: Numbers to add, (B, H, T, T), or None.
+        dropout: Probability of dropping an attention weight.
+        torch_hides_future: Whether torch applies the causal mask, for which `mask` must be None.
+        torch_scale: A number.
     """
     padded_query, padded_key, padded_value = pad_features(query, key, value)
     out = F.scaled_dot_product_attention(
@@ -94,42 +109,45 @@ def call_torch(
         padded_value,
         attn_mask=mask,
         dropout_p=dropout,
-        is_causal=needs_causal_flag,
+        is_causal=torch_hides_future,
         scale=torch_scale,
     )
     head_dim = value.size(3)
-    return out[..., :head_dim] if out.size(3) > head_dim else out
+    has_added_features = out.size(3) > head_dim
+    return out[..., :head_dim] if has_added_features else out
 
 
-def join_products(products: list[Product], row_biases: list[Bias], torch_scale: float, value: Tensor) -> Factors:
-    """Returns one query and key, (B, H, T, r), whose inner product times `torch_scale` is a sum of terms of the logits.
+def join_products(products: list[Product], column_biases: list[Bias], torch_scale: float, value: Tensor) -> Factors:
+    """Returns one query and key, (B, H, T, r), with ``torch_scale * query @ key^T`` equal to a sum of terms.
+
+    Each term becomes a query and key of its own first. Joining their features then adds up the terms:
+    ``[q1 q2] [k1 k2]^T = q1 k1^T + q2 k2^T``.
 
     Args:
-        products: The inner products to add up, at least one.
-        row_biases: Biases to add to them, which are the same in all rows.
+        products: The inner products of the sum, at least one.
+        column_biases: The biases of the sum, each of which depends only on the column.
         torch_scale: The number by which torch multiplies the inner product of the query and key.
         value: V, (B, H, T, d_h). Only its sizes, type and device are read.
     """
     bsz, num_heads, _, _ = value.size()
     factors = []
     for product in products:
-        remaining_scale = product.scale / torch_scale  # torch_scale * remaining_scale = product.scale
+        # torch multiplies by `torch_scale`, so the factors are only multiplied by the rest of the product's own scale.
+        remaining_scale = product.scale / torch_scale
         factors.append(apply_scale_and_weight(product.query, product.key, remaining_scale, product.weight))
-    for row_bias in row_biases:
-        factors.append(row_bias_as_product(row_bias, torch_scale, value))
+    for column_bias in column_biases:
+        factors.append(column_bias_as_product(column_bias, torch_scale, value))
     joined = join_factors(factors, bsz, num_heads)
     return Factors(in_type(joined.left, value.dtype), in_type(joined.right, value.dtype))
 
 
-def row_bias_as_product(term: Bias, torch_scale: float, value: Tensor) -> Factors:
-    """Returns a query and a key whose inner product, times `torch_scale`, is a bias that is the same in all rows.
+def column_bias_as_product(term: Bias, torch_scale: float, value: Tensor) -> Factors:
+    """Returns a query and key, (B, H, T, 8), with ``torch_scale * query @ key^T`` equal to a bias of each column.
 
-    Both have n equal features, because torch's kernels want a multiple of n = `FEATURE_MULTIPLE`:
-
-        each of the n features of the query   weight / (n * torch_scale)
-        each of the n features of the key     bias of the column
-        their inner product                   weight * bias / torch_scale
-        torch_scale times this                weight * bias
+    One feature would be enough: the query 1 and the key b have the product b. But torch's kernels want a multiple of 8
+    features, so the bias is divided among 8 equal features. For example, torch_scale is 0.5, and a column has the bias
+    b. Each feature of the query is ``1 / (8 * 0.5) = 0.25``, and each feature of the column's key is b. The inner
+    product is ``8 * 0.25 * b = 2 b``, and torch_scale times this is b.
 
     Args:
         term: The bias, (B or 1, H or 1, 1, T), and its weight. If the weight is None, it is 1.
@@ -143,23 +161,26 @@ def row_bias_as_product(term: Bias, torch_scale: float, value: Tensor) -> Factor
     else:
         query_feature = term.weight * unweighted_feature  # (1, H, 1, 1)
     key_feature = term.bias.transpose(2, 3)  # (B or 1, H or 1, T, 1): the bias of a column belongs to its key
+    # All features are equal, so that they are one number in memory, which `expand` repeats.
     query = query_feature.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     key = key_feature.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     return Factors(query, key)
 
 
 def join_factors(factors: list[Factors], bsz: int, num_heads: int) -> Factors:
-    """Joins the features of all queries and of all keys, and returns one query (B, H, T, r) and one key (B, H, S, r).
+    """Joins the features of all queries and of all keys, and returns one query (B, H, T, r) and one key (B, H, T, r).
 
     The inner product of the returned query and key is the sum of the given inner products.
 
     Args:
         factors: The query (`Factors.left`) and the key (`Factors.right`) of each inner product, (B or 1, H or 1, T, r).
+            A dimension has the size 1 if all sentences or heads share the tensor.
         bsz: B.
         num_heads: H.
     """
-    if len(factors) == 1 and has_full_size(factors[0], bsz, num_heads):
-        return factors[0]  # This saves the calls below, which would return the same.
+    is_joined_already = len(factors) == 1 and has_full_size(factors[0], bsz, num_heads)
+    if is_joined_already:
+        return factors[0]
     queries = [factor.left for factor in factors]
     keys = [factor.right for factor in factors]
     return Factors(join_features(queries, bsz, num_heads), join_features(keys, bsz, num_heads))
@@ -171,28 +192,26 @@ def has_full_size(product: Factors, bsz: int, num_heads: int) -> bool:
     return query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
 
 
-def add_masks(bias: Tensor | None, key_padding_mask: Tensor | None, causal: bool, value: Tensor) -> Tensor | None:
-    """Returns the numbers (B, H, T, T) that torch is to add to the inner products, or None if there is nothing to add.
+def make_mask(bias: Tensor | None, key_padding_mask: Tensor | None, hides_future: bool, value: Tensor) -> Tensor:
+    """Returns the numbers (B, H, T, T) that torch is to add to the inner products.
 
-    They are the sum of the bias, a very low number in the columns of padding, and minus infinity in the columns that
-    the causal mask hides. Without bias and padding the result is None even for the causal mask, because torch can then
-    apply that mask by itself.
+    They are the sum of the bias, a very low number in the columns of padding, and minus infinity in the columns of
+    later tokens if the call hides the future.
 
     Args:
         bias: The part of the logits that is no inner product, (B or 1, H or 1, T or 1, T), or None.
-        key_padding_mask: (B, T), true at padding, or None.
-        causal: Whether a row sees only the columns up to its own.
+        key_padding_mask: (B, T), true at padding, or None. It must be given if the bias is None.
+        hides_future: Whether a row sees only the columns up to its own.
         value: V, (B, H, T, d_h). Only its sizes and type are read.
     """
     bsz, num_heads, length, _ = value.size()
     mask = bias
     if key_padding_mask is not None:
         mask = add_padding(bias, key_padding_mask, value.dtype)
-    if mask is None:
-        return None
-    if causal:
+    assert mask is not None, "neither a bias nor padding: there is nothing to add"
+    if hides_future:
         # Every row keeps a finite number, in its own column, so that no row becomes NaN.
-        mask = mask + future_mask(length, mask)
+        mask = mask + future_mask(length, like=mask)
     if mask.shape != (bsz, num_heads, length, length):
         # The fused kernels take a view of the full size without copying it.
         mask = mask.expand(bsz, num_heads, length, length)
@@ -213,32 +232,38 @@ def add_padding(bias: Tensor | None, key_padding_mask: Tensor, dtype: torch.dtyp
     bsz, length = key_padding_mask.size()
     is_padding = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
     low_number = lowest(dtype) / 2
+    # In both lines, true counts as 1 and false as 0.
     if bias is None:
         return is_padding.to(dtype) * low_number
-    return torch.add(bias, is_padding, alpha=low_number)  # bias + low_number * is_padding, where true counts as 1
+    return torch.add(bias, is_padding, alpha=low_number)  # bias + low_number * is_padding
 
 
 def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns query, key and value with as many features as torch's fused kernels want; the additional ones are 0.
 
-    Query and key get a multiple of `FEATURE_MULTIPLE` features. On a CPU, the value must have as many as they do.
+    * On a CPU, all three get the same number of features, a multiple of 8. For example, a query of 12 features and a
+      value of 20 become 24 features each.
+    * On a GPU, query and key get a multiple of 8. The value stays as it is. In the example, the query gets 16 features.
 
     Args:
         query, key: (B, H, T, r).
         value: (B, H, T, d_h).
     """
-    num_features = query.size(3)
-    head_dim = value.size(3)
-    needs_equal_features = on_cpu(value)
-    num_needed_features = max(num_features, head_dim) if needs_equal_features else num_features
-    num_padded_features = round_up(num_needed_features, FEATURE_MULTIPLE)
-    # ``F.pad(x, (0, n))`` appends n zeros to the last dimension.
-    if num_padded_features > num_features:
-        query = F.pad(query, (0, num_padded_features - num_features))
-        key = F.pad(key, (0, num_padded_features - num_features))
-    if needs_equal_features and num_padded_features > head_dim:
-        value = F.pad(value, (0, num_padded_features - head_dim))
-    return query, key, value
+    num_features = query.size(3)  # r
+    if on_cpu(value):
+        head_dim = value.size(3)
+        padded_size = round_up(max(num_features, head_dim), FEATURE_MULTIPLE)
+        return append_zeros(query, padded_size), append_zeros(key, padded_size), append_zeros(value, padded_size)
+    padded_size = round_up(num_features, FEATURE_MULTIPLE)
+    return append_zeros(query, padded_size), append_zeros(key, padded_size), value
+
+
+def append_zeros(x: Tensor, size: int) -> Tensor:
+    """Returns a tensor with zeros behind its features, the last dimension, so that there are `size` features."""
+    num_zeros = size - x.size(-1)
+    if num_zeros == 0:
+        return x
+    return F.pad(x, (0, num_zeros))
 
 
 def round_up(number: int, multiple: int) -> int:

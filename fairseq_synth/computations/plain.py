@@ -20,14 +20,12 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `attend`.
 
-    Masks may hide all keys from a row:
-
-    * An `attn_mask` may do so for any row, which then has the result 0. Only the `causal_mask` leaves every row a key.
-    * The `key_padding_mask` does so only for a sentence of padding alone, whose result nobody reads. It is some finite
-      number.
+    If an `attn_mask` hides all keys from a row, the row's result is 0. If a sentence is nothing but padding, its result
+    is some finite number, which nobody reads.
     """
     bsz, num_heads, length, _ = value.size()
-    # Setting rows to 0 takes a pass over all weights, so it is done only if it may be needed.
+    # Setting rows to 0 takes a pass over all weights, so it is done only if it may be needed. The causal mask leaves
+    # every row a key.
     may_hide_all_keys = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(
         logits,
@@ -72,8 +70,8 @@ def attention_weights(
         key_padding_mask: (B, S), true at padding, or None.
         attn_mask: A mask as in `masks.masked_softmax`, or None.
         zero_rows_without_keys: Whether a row that may see no key has the weights 0; see `masks.masked_softmax`.
-        bsz: B, to get weights of each sentence. If it is None and all sentences have the same logits, the weights are
-            computed once, (1, H, T, S).
+        bsz: B, to get weights for each sentence in any case. If it is None, sentences that all have the same logits
+            get the weights of one sentence, (1, H, T, S).
     """
     scores = logits.total(src_len)  # (B or 1, H or 1, T or 1, S)
     if bsz is None:

@@ -23,8 +23,8 @@ def compute_in_threads(
 ) -> None:
     """Computes ``function(item)`` for each item in several threads, and calls ``take_result(item, result)`` for each.
 
-    The function runs outside autocast and without gradients. With a single thread it runs in the caller's thread, so
-    the caller must have turned gradients off there, as torch does in an autograd function.
+    The function runs outside autocast and without gradients. The caller must have turned gradients off, as torch does
+    in an autograd function: if torch may use only one thread, the function runs in the thread of the caller.
 
     Args:
         function: Computes the result of an item, in any thread.
@@ -41,7 +41,10 @@ def compute_in_threads(
 def compute_in_this_thread(
     function: Callable[[Item], Result], items: Sequence[Item], take_result: Callable[[Item, Result], None]
 ) -> None:
-    """Does the work of `compute_in_threads` in the caller's thread. torch may use all cores for each item."""
+    """Computes ``function(item)`` for each item in this thread, and calls ``take_result(item, result)`` after each.
+
+    torch may use all cores for each item.
+    """
     for item in items:
         with torch.autocast("cpu", enabled=False):
             result = function(item)
@@ -54,25 +57,35 @@ def compute_in_pool(
     take_result: Callable[[Item, Result], None],
     num_threads: int,
 ) -> None:
-    """Does the work of `compute_in_threads` in a pool of threads, each of which uses one core."""
+    """Computes ``function(item)`` for each item in a pool of threads, and calls ``take_result(item, result)`` for each.
+
+    The function runs in `num_threads` threads, each on one core, without gradients and outside autocast.
+    ``take_result`` runs in this thread, in the order of the items, while the pool computes later items.
+    """
+    pool = thread_pool(os.getpid(), num_threads)  # A forked process gets a pool of its own.
+    compute = with_settings_of_this_thread(function)
+    # While the threads of the pool use all cores, `take_result` must not spread over them, too.
+    with one_core_for_this_thread():
+        # `map` starts all computations at once. Each step of the loop waits for the result of one item.
+        results = pool.map(compute, items)
+        for item, result in zip(items, results, strict=True):
+            take_result(item, result)
+
+
+def with_settings_of_this_thread(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
+    """Returns the function for a thread of the pool: without gradients, and in inference mode if this thread is in it.
+
+    A thread of the pool has torch's default settings, and not those of the thread that started it. By default,
+    gradients are on, and inference mode and autocast are off.
+    """
     caller_is_in_inference_mode = torch.is_inference_mode_enabled()
 
     def compute_without_gradients(item: Item) -> Result:
-        """Runs in a thread of the pool, which starts with torch's default settings and not with those of the caller.
-
-        * Inference mode is off by default, so it is set as in the caller.
-        * Gradients are on by default, so they are turned off.
-        * Autocast is off by default, which is right.
-        """
+        """Runs in a thread of the pool."""
         with torch.inference_mode(caller_is_in_inference_mode), torch.no_grad():
             return function(item)
 
-    pool = thread_pool(os.getpid(), num_threads)  # A forked process gets a pool of its own.
-    # While the threads of the pool use all cores, `take_result` must not spread over them, too.
-    with one_core_for_this_thread():
-        results = pool.map(compute_without_gradients, items)  # an iterator, in the order of the items
-        for item, result in zip(items, results, strict=True):
-            take_result(item, result)
+    return compute_without_gradients
 
 
 @contextlib.contextmanager

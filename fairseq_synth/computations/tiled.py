@@ -86,18 +86,18 @@ def compute(
     has_shared_logits = bsz > 1 and logits.is_shared()
     blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
 
-    # Autograd sees a tensor only if it is an argument itself, and not if it is part of an argument such as `plan`. So
-    # the tensors are taken out of the terms, and the plan has the names by which they are put back.
+    # Autograd sees a tensor only if it is an argument itself, and not if it is inside of an argument. So the tensors
+    # are taken out of the terms, and `TiledAttention` inserts them again. For example, the query of the first term has
+    # the name TensorName(term=0, field="query").
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
-    tensors = collect_tensors(terms)
+    tensors = collect_tensors(terms)  # {name: tensor}
     plan = Plan(
         blocks=blocks,
         bare_terms=[remove_tensors(term) for term in terms],
         tensor_names=list(tensors),
         trained_names=[name for name, tensor in tensors.items() if tensor.requires_grad],
     )
-    tensor_arguments = [tensors[name] for name in plan.tensor_names]
-    out = TiledAttention.apply(plan, value, *tensor_arguments)  # (B, H, T, d_h)
+    out = TiledAttention.apply(plan, value, *tensors.values())  # (B, H, T, d_h)
     return join_heads(out)
 
 
@@ -120,11 +120,11 @@ def read_lengths(value: Tensor, key_padding_mask: Tensor | None) -> list[int] | 
 def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
     """Returns a term of the logits with its tensors in the types with which tiles are computed.
 
-    * The query and key of a product get the type of the values, `dtype`. Under autocast their types may differ, and a
+    * Product: The query and key get the type of the values, `dtype`. Under autocast their types may differ, and a
       matrix product takes two tensors of one type.
-    * The factors of an outer product are one tensor, which keeps its type.
-    * Biases, diagonals and weights are in fp32 at least. Their gradients are sums over many sentences, for which half
-      precision is too coarse.
+    * Bias, Diagonals, and the weight of each term: They are in fp32 at least. Their gradients are sums over many
+      sentences, for which half precision is too coarse.
+    * Outer: The factors keep their type.
     """
     weight = term.weight
     if weight is not None:
@@ -165,17 +165,19 @@ def remove_tensors(term: Term) -> Any:
     return term._replace(**without_tensors)
 
 
-def insert_tensors(bare_terms: Sequence[Any], tensors: Mapping[TensorName, Tensor]) -> list[Term]:
-    """Returns the terms that bare terms become with these tensors.
+def insert_tensors(terms: Sequence[Any], tensors: Mapping[TensorName, Tensor]) -> list[Term]:
+    """Returns the terms with these tensors in place of their own.
+
+    For example, the tensor of the name TensorName(term=0, field="query") becomes the query of the first term.
 
     Args:
-        bare_terms: Terms with None in place of each tensor; see `remove_tensors`.
-        tensors: All tensors of the terms by name, as `collect_tensors` returns them.
+        terms: Terms of the logits, or bare terms, which have None in place of each tensor.
+        tensors: A tensor for each tensor of the terms, by name, as `collect_tensors` returns them.
     """
-    terms = list(bare_terms)
+    new_terms = list(terms)
     for name, tensor in tensors.items():
-        terms[name.term] = terms[name.term]._replace(**{name.field: tensor})
-    return terms
+        new_terms[name.term] = new_terms[name.term]._replace(**{name.field: tensor})
+    return new_terms
 
 
 class Dimension(enum.Enum):
@@ -215,7 +217,11 @@ def cut_dimensions(x: Tensor, field: str, parts: Mapping[Dimension, slice]) -> T
     whole = slice(None)
     index = []
     for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
-        index.append(whole if size == 1 else parts.get(dimension, whole))
+        is_shared = size == 1
+        if is_shared or dimension not in parts:
+            index.append(whole)
+        else:
+            index.append(parts[dimension])
     return x[tuple(index)]
 
 
@@ -267,19 +273,28 @@ class Block(NamedTuple):
             Dimension.ROWS: tokens,
             Dimension.COLUMNS: tokens,
         }
-        dimensions = DIMENSIONS[field]
-        if Dimension.DISTANCES in dimensions:
-            # The distances are those of the longest sentence. A block of shorter ones has only those in the middle.
-            num_distances = x.size(dimensions.index(Dimension.DISTANCES))
+        if Dimension.DISTANCES in DIMENSIONS[field]:
+            # If the longest sentence of the batch has 4 tokens, there are values for the distances -3 to 3. If the
+            # block has sentences of up to 2 tokens, it needs the values of the distances -1 to 1, in the middle.
+            num_distances = x.size(-1)  # Distances are the last dimension.
             parts[Dimension.DISTANCES] = find_distances(self.length, num_distances)
         return cut_dimensions(x, field, parts)
 
-    def cut_tensors(self, tensors: Mapping[TensorName, Tensor]) -> dict[TensorName, Tensor]:
-        """Returns the block's parts of the tensors of the terms, as views."""
-        return {name: self.cut(tensor, name.field) for name, tensor in tensors.items()}
+    def cut_terms(self, terms: Sequence[Term]) -> list[Term]:
+        """Returns the terms of the logits with the block's parts of their tensors, as views."""
+        parts = {}
+        for name, tensor in collect_tensors(terms).items():
+            parts[name] = self.cut(tensor, name.field)
+        return insert_tensors(terms, parts)
 
     def normal_form(self, terms: Sequence[Term]) -> NormalForm:
-        """Returns the sum of the block's terms in its normal form, with query and key contiguous."""
+        """Returns the sum of the block's terms in its normal form, ``query @ key^T + left (x) right + bias``.
+
+        The query and key are in contiguous memory.
+
+        Args:
+            terms: The terms of the logits, with the block's parts of their tensors (`cut_terms`).
+        """
         normal = Logits(terms).normal_form(self.length)
         if normal.query is not None and normal.key is not None:
             return normal._replace(query=normal.query.contiguous(), key=normal.key.contiguous())
@@ -347,9 +362,12 @@ def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits
     # come after the last row of a tile are not computed.
     max_rows = CAUSAL_ROWS if causal else max(lengths)
     max_heads = count_heads_of_block(num_heads, torch.get_num_threads())
-    # Sentences of the same logits and of the same length also have the same weights, which are then computed once.
-    divide = divide_by_length if has_shared_logits else divide_by_sentences
-    return list(divide(lengths, num_heads, max_rows=max_rows, max_heads=max_heads, causal=causal))
+    if has_shared_logits:
+        # Sentences of the same length then have the same weights, which are computed once for all of them.
+        blocks = divide_by_length(lengths, num_heads, max_rows=max_rows, max_heads=max_heads, causal=causal)
+    else:
+        blocks = divide_by_sentences(lengths, num_heads, max_rows=max_rows, max_heads=max_heads, causal=causal)
+    return list(blocks)
 
 
 def count_heads_of_block(num_heads: int, num_threads: int) -> int:
@@ -362,6 +380,40 @@ def count_heads_of_block(num_heads: int, num_threads: int) -> int:
         return num_heads
     num_blocks = 2 * num_threads
     return max(1, num_heads // num_blocks)
+
+
+class TileSize(NamedTuple):
+    """How much of a batch is in a tile. A tile has all sentences and heads of its block, but only some of its rows."""
+
+    rows: int
+    sentences: int
+    heads: int
+
+
+def choose_tile_size(length: int, num_sentences: int, max_rows: int, max_heads: int) -> TileSize:
+    """Returns the size of the tiles, so that a tile has at most `TILE` logits, but at least one row.
+
+    A tile first gets as many rows as fit. If there is room for more, it gets these rows of several sentences, and then
+    of several heads.
+
+    For example, `TILE` is 1000. Sentences of 10 tokens have 10 * 10 = 100 logits in each head. If there are 4 of them,
+    a tile has 10 rows of 4 sentences, which are 400 logits in each head. So there is room for 2 heads.
+
+    Args:
+        length: The length of the longest sentence in tokens. Each row has as many logits.
+        num_sentences: The largest number of sentences in a tile.
+        max_rows: The largest number of rows in a tile.
+        max_heads: The largest number of heads in a tile.
+    """
+    rows = count_fitting(logits_of_each=length, limit=min(max_rows, length))
+    sentences = count_fitting(logits_of_each=length * rows, limit=num_sentences)
+    heads = count_fitting(logits_of_each=length * rows * sentences, limit=max_heads)
+    return TileSize(rows, sentences, heads)
+
+
+def count_fitting(logits_of_each: int, limit: int) -> int:
+    """Returns how many rows, sentences or heads fit into a tile of `TILE` logits; at least 1, at most `limit`."""
+    return min(limit, max(1, TILE // logits_of_each))
 
 
 def divide_by_sentences(
@@ -379,24 +431,17 @@ def divide_by_sentences(
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
-    # A tile gets as many rows as fit. If there is room for more, it gets these rows of more sentences, and then of more
-    # heads. The numbers are those for the longest sentences, and are the same for all blocks.
-    longest = max(lengths)
-    logits_of_row = longest
-    rows = count_fitting(logits_of_row, limit=min(max_rows, longest))
-    logits_of_sentence = logits_of_row * rows
-    sentences_of_block = count_fitting(logits_of_sentence, limit=len(lengths))
-    logits_of_head = logits_of_sentence * sentences_of_block
-    heads_of_block = count_fitting(logits_of_head, limit=max_heads)
-    for sentences in split_range(len(lengths), sentences_of_block):
+    # All blocks have tiles of one size, which is right for the longest sentence.
+    tile_size = choose_tile_size(max(lengths), num_sentences=len(lengths), max_rows=max_rows, max_heads=max_heads)
+    for sentences in split_range(len(lengths), tile_size.sentences):
         block_lengths = lengths[sentences]
         hidden = hide_padding(block_lengths)
-        for heads in split_range(num_heads, heads_of_block):
+        for heads in split_range(num_heads, tile_size.heads):
             yield Block(
                 sentences=sentences,
                 heads=heads,
                 length=max(block_lengths),
-                rows_of_tile=rows,
+                rows_of_tile=tile_size.rows,
                 is_shared=False,
                 hidden=hidden,
                 causal=causal,
@@ -424,26 +469,18 @@ def divide_by_length(
         num_sentences = len(list(equal_lengths))
         sentences = slice(first_sentence, first_sentence + num_sentences)
         first_sentence += num_sentences
-        # A tile gets as many rows as fit. If there is room for more, it gets these rows of more heads.
-        logits_of_row = length
-        rows = count_fitting(logits_of_row, limit=min(max_rows, length))
-        logits_of_head = logits_of_row * rows
-        heads_of_block = count_fitting(logits_of_head, limit=max_heads)
-        for heads in split_range(num_heads, heads_of_block):
+        # A tile has the logits of one sentence, which all sentences of the block share.
+        tile_size = choose_tile_size(length, num_sentences=1, max_rows=max_rows, max_heads=max_heads)
+        for heads in split_range(num_heads, tile_size.heads):
             yield Block(
                 sentences=sentences,
                 heads=heads,
                 length=length,
-                rows_of_tile=rows,
+                rows_of_tile=tile_size.rows,
                 is_shared=True,
                 hidden=None,
                 causal=causal,
             )
-
-
-def count_fitting(num_logits: int, limit: int) -> int:
-    """Returns how many parts of `num_logits` logits fit into a tile of `TILE` logits; at least 1, at most `limit`."""
-    return min(limit, max(1, TILE // num_logits))
 
 
 def hide_padding(lengths: Sequence[int]) -> Tensor | None:
@@ -491,11 +528,12 @@ class TiledAttention(torch.autograd.Function):
         ctx.plan = plan
         ctx.save_for_backward(value, *tensor_arguments)
         tensors = dict(zip(plan.tensor_names, tensor_arguments, strict=True))
+        terms = insert_tensors(plan.bare_terms, tensors)
         out = empty_like_values(value, plan.blocks)
 
         def compute_one(block: Block) -> Tensor:
             """Runs in several threads."""
-            return compute_block(block, plan.bare_terms, tensors, value)
+            return compute_block(block, terms, value)
 
         def write_one(block: Block, block_out: Tensor) -> None:
             """Runs in this thread, once for each block."""
@@ -507,7 +545,9 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradient of each argument of `forward`, or None for an argument that needs no gradient.
+        """Returns the gradients of the arguments of ``forward(ctx, plan, value, *tensor_arguments)``, without `ctx`.
+
+        The gradient is None for an argument that needs no gradient.
 
         Args:
             ctx: What `forward` has kept.
@@ -516,13 +556,14 @@ class TiledAttention(torch.autograd.Function):
         plan = ctx.plan
         value, *tensor_arguments = ctx.saved_tensors
         tensors = dict(zip(plan.tensor_names, tensor_arguments, strict=True))
-        gradients = differentiate_blocks(plan, tensors, value, grad_out)
-        grad_plan = None
+        terms = insert_tensors(plan.bare_terms, tensors)
+        gradients = differentiate_blocks(plan.blocks, terms, plan.trained_names, value, grad_out)
+        grad_plan = None  # The plan has no tensors.
         grad_tensor_arguments = [gradients.tensors.get(name) for name in plan.tensor_names]
         return (grad_plan, gradients.value, *grad_tensor_arguments)
 
 
-def empty_like_values(value: Tensor, blocks: list[Block]) -> Tensor:
+def empty_like_values(value: Tensor, blocks: Sequence[Block]) -> Tensor:
     """Returns a tensor like the values (B, H, T, d_h) that the blocks write to; rows that no block writes to are 0.
 
     In memory it is (T, B, H, d_h), which is the order in which projections read and write.
@@ -546,30 +587,28 @@ def zeros_for_sum(tensor: Tensor) -> Tensor:
 # ---- the forward pass
 
 
-def compute_block(
-    block: Block, bare_terms: Sequence[Any], tensors: Mapping[TensorName, Tensor], value: Tensor
-) -> Tensor:
-    """Returns ``softmax(S) V`` of the block's sentences and heads, laid out as `Block.read` returns values.
+def compute_block(block: Block, terms: Sequence[Term], value: Tensor) -> Tensor:
+    """Returns ``softmax(S) V`` for some sentences and heads of the batch, computed a few rows at a time.
+
+    The result is (sentences, heads, tokens, features), like the result of `Block.read`.
 
     Args:
-        block: Some sentences and heads of the batch.
-        bare_terms: The terms that the logits S are a sum of, with None in place of each tensor.
-        tensors: The tensors of these terms, for the whole batch.
-        value: The values of the whole batch, (B, H, T, d_h).
+        block: Which sentences and heads.
+        terms: The terms that the logits S are a sum of, for the whole batch.
+        value: The values V of the whole batch, (B, H, T, d_h).
     """
-    block_tensors = block.cut_tensors(tensors)
-    block_terms = insert_tensors(bare_terms, block_tensors)
-    # The sum of the terms as ``query @ key^T + left (x) right + bias``, which takes less memory than the logits.
-    normal = block.normal_form(block_terms)
-    block_value = block.read(value)
-    out = torch.empty_like(block_value)
+    # The sum of the terms, ``query @ key^T + left (x) right + bias``. It takes less memory than the logits themselves.
+    block_terms = block.cut_terms(terms)
+    block_normal = block.normal_form(block_terms)
+    block_value = block.read(value)  # (sentences, heads, tokens, features)
+    block_out = torch.empty_like(block_value)
     for tile in block.tiles():
-        tile_normal = tile.cut_normal_form(normal)
-        weights = tile_weights(tile_normal, tile, block)
-        # All columns outside `Tile.columns` are hidden from all rows of the tile.
+        # A tile is some rows of the block. Under the causal mask, these see only the first columns, `tile.columns`.
+        tile_normal = tile.cut_normal_form(block_normal)
+        weights = tile_weights(tile_normal, tile, block)  # (sentences, heads, rows, columns)
         visible_value = block_value[:, :, tile.columns]
-        out[:, :, tile.rows] = torch.matmul(weights.to(value.dtype), visible_value)
-    return out
+        block_out[:, :, tile.rows] = torch.matmul(weights.to(value.dtype), visible_value)
+    return block_out
 
 
 def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
@@ -583,7 +622,8 @@ def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
         block: Some sentences and heads of the batch.
     """
     scores = writable_scores(tile_normal, tile, block)
-    with torch.no_grad():  # Autograd needs no record of the masks: hidden logits have the weight 0 and no gradient.
+    # Autograd needs no record of the masks: a hidden logit has the weight 0, so that softmax gives it the gradient 0.
+    with torch.no_grad():
         if block.causal:
             hide_future_(scores, tile)  # This also hides all padding from tokens, because padding comes after them.
         elif block.hidden is not None:
@@ -610,21 +650,27 @@ def hide_padding_(scores: Tensor, hidden: Tensor) -> None:
 
 
 def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
-    """Returns the logits of a tile, (sentences, heads, rows, columns), in memory that nothing else uses.
+    """Returns the logits of a tile, (sentences, heads, rows, columns), in memory of their own, to be masked in place.
 
-    They can therefore be masked in place. The arguments are those of `tile_weights`.
+    Args:
+        tile_normal: The logits of the tile, as ``query @ key^T + left (x) right + bias``.
+        tile: Some rows of the block, and the columns that they see.
+        block: Some sentences and heads of the batch.
     """
     num_heads = block.heads.stop - block.heads.start
     num_rows = tile.rows.stop - tile.rows.start
-    num_columns = tile.columns.stop  # The columns begin at 0.
+    num_columns = tile.columns.stop - tile.columns.start
     scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
-    # A product is computed into new memory. A bias without a product may be a view of a parameter instead.
-    has_product = tile_normal.query is not None or tile_normal.left is not None
-    # Heads or rows that are alike are computed once. But masks differ by row, so each row needs memory of its own.
-    has_all_heads_and_rows = scores.size(1) == num_heads and scores.size(2) == num_rows
-    if has_product and has_all_heads_and_rows:
-        return scores
-    return scores.expand(-1, num_heads, num_rows, -1).clone()
+
+    # The logits are copied in two cases. First, a bias alone may be a view of a parameter, which must not change. Any
+    # product, in contrast, has been computed into new memory.
+    is_bias_alone = tile_normal.query is None and tile_normal.left is None
+    # Second, `scores` has one head or row that stands for all. Masks differ by row, so that each row needs memory.
+    stands_for_all_heads = scores.size(1) != num_heads
+    stands_for_all_rows = scores.size(2) != num_rows
+    if is_bias_alone or stands_for_all_heads or stands_for_all_rows:
+        return scores.expand(-1, num_heads, num_rows, -1).clone()
+    return scores
 
 
 # ---- The backward pass. Gradients flow from the output to the normal form of a block, a tile at a time
@@ -640,7 +686,11 @@ class Gradients(NamedTuple):
 
 
 def differentiate_blocks(
-    plan: Plan, tensors: Mapping[TensorName, Tensor], value: Tensor, grad_out: Tensor
+    blocks: Sequence[Block],
+    terms: Sequence[Term],
+    trained_names: Sequence[TensorName],
+    value: Tensor,
+    grad_out: Tensor,
 ) -> Gradients:
     """Returns the gradients for the whole batch, computed block by block.
 
@@ -648,49 +698,56 @@ def differentiate_blocks(
     whose gradients are added up.
 
     Args:
-        plan: How the call is divided into blocks, and the terms of S without their tensors.
-        tensors: The tensors of the terms, for the whole batch.
+        blocks: Parts of the batch that together contain every sentence and head once.
+        terms: The terms of the logits S.
+        trained_names: The names of the terms' tensors that need a gradient.
         value: V, (B, H, T, d_h).
         grad_out: The gradient of the output, (B, H, T, d_h).
     """
-    grad_value = empty_like_values(value, plan.blocks)  # 0 at padding, which is in no block
-    grad_sums = {name: zeros_for_sum(tensors[name]) for name in plan.trained_names}
+    tensors = collect_tensors(terms)
+    grad_value = empty_like_values(value, blocks)  # 0 at padding, which is in no block
+    grad_sums = {name: zeros_for_sum(tensors[name]) for name in trained_names}
 
     def differentiate_one(block: Block) -> Gradients:
         """Runs in several threads."""
-        return differentiate_block(block, plan, tensors, value, grad_out)
+        return differentiate_block(block, terms, trained_names, value, grad_out)
 
     def write_and_add(block: Block, block_gradients: Gradients) -> None:
         """Runs in this thread, in the order of the blocks, so that the rounding of the sums is always the same."""
         block.write(grad_value, block_gradients.value)
         for name, block_grad in block_gradients.tensors.items():
-            part_of_sum = block.cut(grad_sums[name], name.field)  # a view: adding to it changes the sum
+            # The block's sentences and heads of the sum. This is a view, so that adding to it changes the sum.
+            part_of_sum = block.cut(grad_sums[name], name.field)
             part_of_sum.add_(block_grad)
 
-    compute_in_threads(differentiate_one, plan.blocks, take_result=write_and_add)
+    compute_in_threads(differentiate_one, blocks, take_result=write_and_add)
     grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
     return Gradients(grad_value, grad_tensors)
 
 
 def differentiate_block(
-    block: Block, plan: Plan, tensors: Mapping[TensorName, Tensor], value: Tensor, grad_out: Tensor
+    block: Block,
+    terms: Sequence[Term],
+    trained_names: Sequence[TensorName],
+    value: Tensor,
+    grad_out: Tensor,
 ) -> Gradients:
     """Returns the gradients of a block's values, and of the block's parts of the tensors of the terms.
 
-    Gradients flow from the output to the block's normal form, ``query @ key^T + left (x) right + bias``, and from there
-    to the tensors of the terms.
-
     Args:
         block: Some sentences and heads of the batch.
-        plan: The terms of the logits without their tensors, and which tensors need a gradient.
-        tensors: The tensors of the terms, for the whole batch.
+        terms: The terms of the logits, for the whole batch.
+        trained_names: The names of the terms' tensors that need a gradient.
         value: The values of the whole batch, (B, H, T, d_h).
         grad_out: The gradient of the output, of the same size.
     """
-    recorded = record_normal_form(block, plan, tensors)
-    form_gradients = differentiate_tiles(block, recorded.normal, block.read(value), block.read(grad_out))
-    grad_tensors = differentiate_normal_form(recorded, form_gradients.normal)
-    return Gradients(form_gradients.value, grad_tensors)
+    # Tensors of the terms -> normal form of the block, ``query @ key^T + left (x) right + bias``.
+    recorded = record_normal_form(block, terms, trained_names)
+    # Gradient of the output -> gradients of the values and of the normal form.
+    tile_gradients = differentiate_tiles(block, recorded.normal, block.read(value), block.read(grad_out))
+    # Gradients of the normal form -> gradients of the tensors of the terms.
+    grad_tensors = differentiate_normal_form(recorded, tile_gradients.normal)
+    return Gradients(tile_gradients.value, grad_tensors)
 
 
 class RecordedNormalForm(NamedTuple):
@@ -700,25 +757,27 @@ class RecordedNormalForm(NamedTuple):
     trained_leaves: dict[TensorName, Tensor]  # those of the tensors it was computed from that need a gradient
 
 
-def record_normal_form(block: Block, plan: Plan, tensors: Mapping[TensorName, Tensor]) -> RecordedNormalForm:
-    """Computes the normal form of a block as in the forward pass, so that it can be differentiated.
+def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Sequence[TensorName]) -> RecordedNormalForm:
+    """Computes the normal form of a block again, while autograd records how it depends on the tensors of the terms.
 
-    Autograd records the computation from *leaves*, which are the block's parts of the tensors. The gradients of the
-    leaves are computed later, from the gradient of the normal form (`differentiate_normal_form`).
+    For autograd, the block's part of each tensor becomes a *leaf*: a tensor at which the record begins. The gradients
+    of the leaves are computed later, from the gradient of the normal form (`differentiate_normal_form`).
 
     Args:
         block: Some sentences and heads of the batch.
-        plan: The terms of the logits without their tensors, and which tensors need a gradient.
-        tensors: The tensors of the terms, for the whole batch.
+        terms: The terms of the logits, for the whole batch.
+        trained_names: The names of the terms' tensors that need a gradient.
     """
+    block_terms = block.cut_terms(terms)
     leaves = {}
-    for name, block_tensor in block.cut_tensors(tensors).items():
-        # Gradients end at a detached tensor. They do not flow on to the computation that the tensor comes from.
-        leaves[name] = block_tensor.detach().requires_grad_(name in plan.trained_names)
-    terms_of_leaves = insert_tensors(plan.bare_terms, leaves)
+    for name, tensor in collect_tensors(block_terms).items():
+        leaf = tensor.detach()
+        leaf.requires_grad = name in trained_names
+        leaves[name] = leaf
+    terms_of_leaves = insert_tensors(block_terms, leaves)
     with torch.enable_grad():
         normal = block.normal_form(terms_of_leaves)
-    trained_leaves = {name: leaves[name] for name in plan.trained_names}
+    trained_leaves = {name: leaves[name] for name in trained_names}
     return RecordedNormalForm(normal, trained_leaves)
 
 
@@ -735,8 +794,13 @@ def differentiate_normal_form(
     if not leaves:
         return {}
     normal_tensors = recorded.normal.tensors()
-    outputs = [normal_tensors[field] for field in grad_normal]
-    grad_outputs = [grad.to(normal_tensors[field].dtype) for field, grad in grad_normal.items()]
+    outputs = []
+    grad_outputs = []
+    for field, grad in grad_normal.items():
+        output = normal_tensors[field]
+        outputs.append(output)
+        # The sums of the gradients are in fp32 at least. Autograd wants the gradient of a tensor in the tensor's type.
+        grad_outputs.append(grad.to(output.dtype))
     grads = torch.autograd.grad(outputs, list(leaves.values()), grad_outputs)
     return dict(zip(leaves, grads, strict=True))
 
@@ -755,18 +819,18 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
 
     Args:
         block: Some sentences and heads of the batch.
-        normal: The logits of the block, as ``query @ key^T + left (x) right + bias``. Those of its tensors that need a
-            gradient have ``requires_grad``.
-        value: The block's values as `Block.read` returns them.
+        normal: The logits of the block, as ``query @ key^T + left (x) right + bias``. A tensor of it that needs a
+            gradient has ``requires_grad``.
+        value: The block's values as `Block.read` returns them, (sentences, heads, tokens, features).
         grad_out: The gradient of the block's output, of the same size.
     """
-    grad_value = grad_out.new_empty(value.size())
+    grad_value = grad_out.new_empty(value.size())  # The first tile of the loop fills it.
     grad_sums = {field: zeros_for_sum(tensor) for field, tensor in normal.tensors().items() if tensor.requires_grad}
-    tiles = block.tiles()
-    last_tile = tiles[-1]
-    # The last tile comes first. It has all columns, even under the causal mask. So it can fill `grad_value`, which is
-    # not initialised, and all other tiles add to it.
-    for tile in reversed(tiles):
+    *earlier_tiles, last_tile = block.tiles()
+    # The last tile comes first, because its last row sees all tokens, even under the causal mask. So this tile writes
+    # to all of `grad_value`, and the other tiles add to it.
+    assert last_tile.columns.stop == block.length
+    for tile in [last_tile, *reversed(earlier_tiles)]:
         # The weights of the tile are computed again, because the forward pass has not kept them.
         recorded = record_weights(tile, block, normal)
         tile_grad_out = grad_out[:, :, tile.rows]
@@ -783,24 +847,29 @@ class RecordedWeights(NamedTuple):
 
 
 def record_weights(tile: Tile, block: Block, normal: NormalForm) -> RecordedWeights:
-    """Computes the attention weights of a tile as in the forward pass, so that they can be differentiated.
+    """Computes the attention weights of a tile again, while autograd records how they depend on the normal form.
 
-    Autograd records the computation from *leaves*, which are the tile's parts of the normal form. The gradients of
-    ``trained_leaves`` are computed later, from the gradient of the weights (`add_normal_form_gradients`).
+    For autograd, the tile's part of each tensor of the normal form becomes a *leaf*: a tensor at which the record
+    begins. The gradients of the leaves are computed later, from the gradient of the weights
+    (`add_normal_form_gradients`).
 
     Args:
         tile: Some rows of the block, and the columns that they see.
         block: Some sentences and heads of the batch.
-        normal: The logits of the block, as ``query @ key^T + left (x) right + bias``. Those of its tensors that need a
-            gradient have ``requires_grad``.
+        normal: The logits of the block, as ``query @ key^T + left (x) right + bias``. A tensor of it that needs a
+            gradient has ``requires_grad``.
     """
     leaves = {}
+    trained_leaves = {}  # those that need a gradient
     for field, tensor in normal.tensors().items():
-        # Gradients end at a detached tensor. They do not flow on to the computation of the block's normal form.
-        leaves[field] = tile.cut(tensor, field).detach().requires_grad_(tensor.requires_grad)
+        # For example, the field "query" is cut to the rows of the tile, and the field "key" to its columns.
+        leaf = tile.cut(tensor, field).detach()
+        leaves[field] = leaf
+        if tensor.requires_grad:
+            leaf.requires_grad = True
+            trained_leaves[field] = leaf
     with torch.enable_grad():
         weights = tile_weights(NormalForm(**leaves), tile, block)
-    trained_leaves = {field: leaf for field, leaf in leaves.items() if leaf.requires_grad}
     return RecordedWeights(weights, trained_leaves)
 
 
@@ -817,16 +886,18 @@ def add_value_gradient(
         overwrites: Whether the product replaces the content of `grad_value`, instead of being added to it.
     """
     # Only torch's products of three-dimensional tensors, `bmm` and `baddbmm_`, write into existing memory. So sentences
-    # and heads become one dimension.
-    weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3).flatten(0, 1)
-    tile_grad_out = tile_grad_out.flatten(0, 1)
+    # and heads become one dimension of N = sentences * heads matrices.
+    weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3)
+    left = weights_transposed.flatten(0, 1)  # (N, columns, rows)
+    right = tile_grad_out.flatten(0, 1)  # (N, rows, features)
     sentences, heads, length, features = grad_value.size()
     grad_of_tokens = grad_value.view(sentences * heads, length, features)
-    grad_of_columns = grad_of_tokens[:, tile.columns]  # a view: writing to it changes `grad_value`
+    # (N, columns, features). This is a view of `grad_value`, so that writing to it changes `grad_value`.
+    grad_of_columns = grad_of_tokens[:, tile.columns]
     if overwrites:
-        torch.bmm(weights_transposed, tile_grad_out, out=grad_of_columns)
+        torch.bmm(left, right, out=grad_of_columns)
     else:
-        grad_of_columns.baddbmm_(weights_transposed, tile_grad_out)
+        grad_of_columns.baddbmm_(left, right)
 
 
 def add_normal_form_gradients(
@@ -838,12 +909,13 @@ def add_normal_form_gradients(
 ) -> None:
     """Adds a tile's part of the gradients of the block's normal form to `grad_sums` in place.
 
-    The normal form is ``query @ key^T + left (x) right + bias``. Gradients flow from the tile's output to its weights,
-    and from there to its parts of the normal form, which are `RecordedWeights.trained_leaves`.
+    The normal form is ``query @ key^T + left (x) right + bias``. For example, the tile's gradient of the query is added
+    to the tile's rows of ``grad_sums["query"]``, and that of the key to the tile's columns of ``grad_sums["key"]``.
 
     Args:
         grad_sums: {field of `NormalForm`: the sum of its gradients so far, for all rows of the block}.
-        recorded: The attention weights of the tile. Autograd has recorded how they are computed from the leaves.
+        recorded: The attention weights of the tile, and the leaves {field of `NormalForm`: the tile's part of its
+            tensor}. Autograd has recorded how the weights are computed from the leaves.
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         value: The values of the block, (sentences, heads, length, features).
         tile: The tile, whose rows and columns of the sums are changed.
