@@ -80,7 +80,7 @@ def name_dropout(module: nn.Module, fairseq_class: str) -> None:
 
 
 class EncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer, in a form whose ``build_self_attention`` a subclass may override."""
+    """fairseq's encoder layer, in a form whose `build_own_attention` a subclass may override."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,7 +100,7 @@ class SynthesizerEncoderLayer(EncoderLayer):
         self.groups = tuple(groups)
         super().__init__(cfg, return_fc=return_fc)
 
-    def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> SyntheticAttention:
+    def build_own_attention(self, embed_dim: int, cfg: TransformerConfig) -> SyntheticAttention:
         return build_attention(cfg, "encoder", self.groups, self.quant_noise, self.quant_noise_block_size)
 
 

@@ -144,8 +144,8 @@ def new_projection(num_heads: int, k: int, max_length: int, sharing: str) -> nn.
 class LinformerEncoderLayer(EncoderLayer):
     """fairseq's encoder layer around a `LinformerAttention`."""
 
-    def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> LinformerAttention:
-        """Returns the attention of the layer; fairseq's layer calls this."""
+    def build_own_attention(self, embed_dim: int, cfg: TransformerConfig) -> LinformerAttention:
+        """Returns the attention of the layer, whose constructor calls this."""
         return LinformerAttention(
             embed_dim=embed_dim,
             num_heads=cfg.encoder.attention_heads,

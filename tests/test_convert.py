@@ -288,7 +288,9 @@ def test_layers_and_functions(trained, tmp_path):
     new = used_weights(state["model"])
     assert all(torch.equal(old[key], value) for key, value in new.items() if "synthesizer" not in key)
     assert state["last_optimizer_state"] is None and not {"best", "ema"} & set(state["extra_state"])
-    assert checkpoints.load(tmp_path / "new.pt", folder).initial() is None  # it was not trained from scratch
+    assert (
+        checkpoints.load(tmp_path / "new.pt", folder).build_initial_model() is None
+    )  # it was not trained from scratch
 
 
 @pytest.mark.parametrize(

@@ -324,15 +324,15 @@ def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
     train_model(data, tmp_path, *ONE_UPDATE, "--lr", "0", arch=arch, small=get_size_flags(arch))
     for folder in (data / "bin", None):
         loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", folder)
-        initial_weights = get_weights(loaded.initial())
+        initial_weights = get_weights(loaded.build_initial_model())
         weights = get_weights(loaded.model)
         assert initial_weights.keys() == weights.keys()
         for name, weight in weights.items():
             assert torch.equal(initial_weights[name], weight), name
     loaded.cfg.checkpoint.reset_optimizer = True  # alone it only resets the training's own optimizer
-    assert loaded.initial() is not None
+    assert loaded.build_initial_model() is not None
     loaded.cfg.checkpoint.restore_file = "another.pt"
-    assert loaded.initial() is None
+    assert loaded.build_initial_model() is None
 
 
 def make_encoder_attention(spec):

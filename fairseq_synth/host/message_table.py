@@ -55,15 +55,14 @@ def print_one_line_errors(
     The original prints the traceback of an error that was not raised in one of fairseq's commands, or that `explain`
     does not know.
     """
+    line = None
     is_raised_in_command = has_fairseq_command(traceback.walk_tb(trace))
-    if not is_raised_in_command:
-        original(cls, error, trace)
-        return
-    line = explain(error)
+    if is_raised_in_command:
+        line = explain(error)
     if line is None:
         original(cls, error, trace)
-        return
-    print(f"fairseq_synth: error: {line}", file=sys.stderr)
+    else:
+        print(f"fairseq_synth: error: {line}", file=sys.stderr)
 
 
 Explanation = Callable[[re.Match[str], BaseException], str]

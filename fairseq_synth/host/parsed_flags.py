@@ -1,13 +1,12 @@
 """Repairs of the command line: functions that check or change the flags of a fairseq command once they are parsed."""
 
 import argparse
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import fairseq.options
 
-from .repairs import always_needed, repair
+from .repairs import Place, always_needed, register_replacement
 
 FlagFunction = Callable[[argparse.Namespace], None]
 
@@ -15,7 +14,7 @@ FlagFunction = Callable[[argparse.Namespace], None]
 def repair_parsed_flags(
     *, symptom: str, versions: str, is_needed: Callable[[], bool] = always_needed
 ) -> Callable[[FlagFunction], FlagFunction]:
-    """Registers the decorated function as a repair that is called whenever fairseq has parsed a command line.
+    """Is a decorator: fairseq calls the decorated function whenever it has parsed a command line.
 
     The decorated function gets the flags. It may change them in place, or raise SynthesizerError if one of them cannot
     be used. It is called after ``fairseq.options.parse_args_and_arch``, and so before anything is loaded. For example:
@@ -29,27 +28,24 @@ def repair_parsed_flags(
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
+    parsing_function = Place(fairseq.options, "parse_args_and_arch")
 
     def register(repair_flags: FlagFunction) -> FlagFunction:
         """Registers a replacement of fairseq's parser that calls `repair_flags`; returns `repair_flags` unchanged."""
-        register_replacement = repair(
-            "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
-        )
-        register_replacement(make_parser(repair_flags))
+        replacement = call_after_parsing(repair_flags)
+        register_replacement(replacement, (parsing_function,), symptom=symptom, versions=versions, is_needed=is_needed)
         return repair_flags
 
     return register
 
 
-def make_parser(repair_flags: FlagFunction) -> Callable[..., Any]:
+def call_after_parsing(repair_flags: FlagFunction) -> Callable[..., Any]:
     """Returns a replacement for ``fairseq.options.parse_args_and_arch``, which also calls `repair_flags`.
 
     The replacement parses the command line with the original, which it gets as its first argument. Then it calls
-    `repair_flags` with the parsed flags, and returns what the original has returned.
+    `repair_flags` with the parsed flags, and returns the result of the original.
     """
 
-    # `wraps` gives the function the name of `repair_flags`, by which users switch the repair off.
-    @functools.wraps(repair_flags)
     def parse_and_repair(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         parsed = original(*args, **kwargs)
         # With parse_known=True, fairseq returns a pair: the flags, and a list of arguments that it does not know.
@@ -57,6 +53,8 @@ def make_parser(repair_flags: FlagFunction) -> Callable[..., Any]:
         repair_flags(flags)
         return parsed
 
+    # The name of a replacement is the name by which users switch the repair off.
+    parse_and_repair.__name__ = repair_flags.__name__
     return parse_and_repair
 
 

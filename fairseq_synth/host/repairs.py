@@ -57,6 +57,10 @@ class Place(NamedTuple):
         setattr(self.owner, self.attribute, new_value)
 
 
+# A function that changes fairseq and returns True, or returns False if nothing had to be changed.
+ApplyFunction = Callable[[], bool]
+
+
 class Repair(NamedTuple):
     """A registered repair.
 
@@ -69,7 +73,7 @@ class Repair(NamedTuple):
 
     symptom: str
     versions: str
-    apply: Callable[[], bool]
+    apply: ApplyFunction
     places: tuple[Place, ...] = ()
 
 
@@ -77,7 +81,7 @@ class Repair(NamedTuple):
 REPAIRS: dict[str, Repair] = {}
 
 
-def custom_repair(*, symptom: str, versions: str) -> Callable[[Callable[[], bool]], Callable[[], bool]]:
+def custom_repair(*, symptom: str, versions: str) -> Callable[[ApplyFunction], ApplyFunction]:
     """Registers the decorated function as a repair that is applied by calling it without arguments.
 
     The decorated function changes fairseq and returns True. If nothing has to be changed, or it was called before, it
@@ -88,7 +92,7 @@ def custom_repair(*, symptom: str, versions: str) -> Callable[[Callable[[], bool
         versions: the versions of fairseq that have the symptom.
     """
 
-    def register(function: Callable[[], bool]) -> Callable[[], bool]:
+    def register(function: ApplyFunction) -> ApplyFunction:
         """Registers the decorated function, and returns it unchanged."""
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=function)
         return function
@@ -104,14 +108,21 @@ def always_needed() -> bool:
 def repair(
     attribute: str, *owners: Any, symptom: str, versions: str, is_needed: Callable[[], bool] = always_needed
 ) -> Callable[[Any], Any]:
-    """Registers the decorated function as a repair that takes the place of a function of fairseq, torch or Python.
+    """Is a decorator: the decorated function takes the place of a function of fairseq, torch or Python.
 
     The decorated function gets the original function as its first argument, and after it the arguments of the call.
-    Nothing is replaced before `apply_repairs` is called.
+    For example, this repair replaces the method ``FairseqTask.build_model``:
+
+        @repair("build_model", FairseqTask, symptom="No model is announced", versions="all versions")
+        def announce_model(original, self, cfg):
+            print("builds a model")
+            return original(self, cfg)
+
+    The decorator only registers the repair. `apply_repairs` replaces the function.
 
     Args:
-        attribute: the name of the function to replace, such as "inference_step".
-        owners: the modules or classes that have a function of this name, such as ``FairseqTask``; it is replaced in
+        attribute: the name of the function to replace, such as "build_model".
+        owners: the modules or classes that have a function of this name, such as ``FairseqTask``. It is replaced in
             each of them.
         symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
         versions: the versions of fairseq that have the symptom.
@@ -121,11 +132,33 @@ def repair(
 
     def register(function: Any) -> Any:
         """Registers the decorated function, and returns it unchanged."""
-        apply = functools.partial(replace_if_needed, places, function, is_needed)  # a function without arguments
-        REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply, places=places)
+        register_replacement(function, places, symptom=symptom, versions=versions, is_needed=is_needed)
         return function
 
     return register
+
+
+def register_replacement(
+    function: Callable[..., Any],
+    places: tuple[Place, ...],
+    *,
+    symptom: str,
+    versions: str,
+    is_needed: Callable[[], bool],
+) -> None:
+    """Registers a repair that puts `function` in the place of functions of fairseq, torch or Python.
+
+    The name of the repair is that of `function`. The arguments are those of `repair`.
+    """
+
+    def apply() -> bool:
+        """Replaces the functions if that is needed; returns True if at least one of them was replaced now."""
+        if not is_needed():
+            return False
+        changes = [replace(place, function) for place in places]
+        return any(changes)
+
+    REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply, places=places)
 
 
 def apply_repairs() -> None:
@@ -174,37 +207,38 @@ def check_switch() -> None:
     raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: use all, or names separated by commas, from {names}")
 
 
-def replace_if_needed(places: tuple[Place, ...], function: Callable[..., Any], is_needed: Callable[[], bool]) -> bool:
-    """Replaces the functions at several places by `function`, unless `is_needed` returns False.
+def repair_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the names of the repairs that have replaced a function, the first one first; () for an original."""
+    names: tuple[str, ...] = getattr(function, MARK, ())
+    return names
 
-    Returns:
-        True if at least one function was replaced now.
-    """
-    if not is_needed():
-        return False
-    changes = [replace(place, function) for place in places]
-    return any(changes)
+
+def add_repair_name(replacement: Callable[..., Any], name: str) -> None:
+    """Adds the name of a repair to the names that a replacement has already, so that `repair_names` returns it too."""
+    setattr(replacement, MARK, (*repair_names(replacement), name))
 
 
 def replace(place: Place, function: Callable[..., Any]) -> bool:
     """Replaces a function of fairseq by `function`, which gets the original as an additional first argument.
 
-    The replacement is marked with the name of `function`. If that mark is there already, nothing is replaced again,
-    even if this package was reloaded or is loaded a second time under another name.
+    Several repairs may replace the same function, one after another. For example, `check_best_metric` replaces
+    ``load_checkpoint``, and then `resume_patience` replaces this replacement, which is its original. `repair_names` of
+    the result are ("check_best_metric", "resume_patience").
+
+    A repair whose name is already among them is not made again. So nothing is replaced twice if this package is
+    reloaded, or loaded a second time under another name.
 
     Returns:
         True if the function was replaced now, False if it had been replaced before.
     """
     original = place.function()
-    earlier_repairs = getattr(original, MARK, ())  # several repairs may replace the same function, one after another
-    if function.__name__ in earlier_repairs:
+    if function.__name__ in repair_names(original):
         return False
 
-    @functools.wraps(original)
+    @functools.wraps(original)  # This also copies the names of earlier repairs.
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    # `wraps` has copied the mark of the original, if there is one. The new mark has one more name.
-    setattr(replacement, MARK, (*earlier_repairs, function.__name__))
+    add_repair_name(replacement, function.__name__)
     place.set_function(replacement)
     return True

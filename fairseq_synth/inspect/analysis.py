@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .attentions import attentions
-from .checkpoints import Loaded, batches, readable
+from .checkpoints import Batch, Loaded, batches, readable
 from .histograms import add_histograms
 from .inspection import Inspection, Options, Results, round_floats
 from .parts import attention as attention_part
@@ -43,6 +43,18 @@ PARTS = {
 }
 
 
+class InspectedData(NamedTuple):
+    """The sentences of an inspection, and the loss of the model on them; see the fields of `Inspection`."""
+
+    sentence_indices: list[int]
+    batches: list[Batch]
+    loss: float
+    pass_seconds: float
+
+
+WITHOUT_DATA = InspectedData(sentence_indices=[], batches=[], loss=0.0, pass_seconds=0.0)
+
+
 def analyse(loaded: Loaded, options: Options) -> Results:
     """Inspects a checkpoint and returns all results.
 
@@ -58,7 +70,8 @@ def analyse(loaded: Loaded, options: Options) -> Results:
     inspection = begin(loaded, options)
     if loaded.data is not None:
         for name in options.parts:
-            PARTS[name].measure(inspection)
+            part = PARTS[name]
+            part.measure(inspection)  # adds the results of the part to `inspection.results`
     return inspection.results
 
 
@@ -68,7 +81,7 @@ def begin(loaded: Loaded, options: Options) -> Inspection:
     These are the settings of the training and histograms of the parameters. With data there is the loss, too. Without
     data there are the weights of those attentions whose weights do not depend on the input.
     """
-    initial_model = loaded.initial()
+    initial_model = loaded.build_initial_model()
     results: Results = {
         "checkpoint": describe_checkpoint(loaded),
         "attentions": describe_attentions(loaded.model),
@@ -76,46 +89,39 @@ def begin(loaded: Loaded, options: Options) -> Inspection:
     trained_parameters = collect_parameters(loaded.model)
     initial_parameters = {} if initial_model is None else collect_parameters(initial_model)
     add_histograms(results["attentions"], "parameters", trained_parameters, initial_parameters)
-    inspection = Inspection(
+    if loaded.data is None:
+        data = WITHOUT_DATA
+        attention_part.measure_without_data(results["attentions"], loaded.model, options.positions)
+    else:
+        data = read_data(loaded, options)
+        results["data"] = {"subset": options.subset, "sentences": len(data.sentence_indices)}
+        results["loss"] = round_floats(data.loss)
+    return Inspection(
         loaded=loaded,
         initial_model=initial_model,
         options=options,
         results=results,
-        # The values of these four fields are those without data. With data, `read_data` replaces them.
-        sentence_indices=[],
-        batches=[],
-        loss=0.0,
-        pass_seconds=0.0,
+        sentence_indices=data.sentence_indices,
+        batches=data.batches,
+        loss=data.loss,
+        pass_seconds=data.pass_seconds,
     )
-    if loaded.data is None:
-        attention_part.measure_without_data(inspection.attention_results, loaded.model, options.positions)
-        return inspection
-    return read_data(inspection)
 
 
-def read_data(inspection: Inspection) -> Inspection:
-    """Reads the data of an inspection, measures the loss on them, and adds ``data`` and ``loss`` to its results.
+def read_data(loaded: Loaded, options: Options) -> InspectedData:
+    """Reads the sentences of an inspection, and measures the loss on them and how long that takes.
 
     Args:
-        inspection: an inspection without data. Its `results` are changed in place.
-
-    Returns:
-        a copy of the inspection that has the sentences, the loss and the time that it took. The copy has the same
-        `results`.
+        loaded: the checkpoint's model, with data.
+        options: the options, which choose the split and the number of sentences.
     """
-    loaded = inspection.loaded
-    subset = inspection.options.subset
-    sentence_indices = readable(loaded, subset, inspection.options.sentences)
-    data_batches = batches(loaded, subset, sentence_indices)
+    sentence_indices = readable(loaded, options.subset, options.sentences)
+    data_batches = batches(loaded, options.subset, sentence_indices)
     start = time.perf_counter()
     loss_in_bits = loss(loaded, data_batches)
     pass_seconds = time.perf_counter() - start
-    inspection.results["data"] = {"subset": subset, "sentences": len(sentence_indices)}
-    inspection.results["loss"] = round_floats(loss_in_bits)
-    logger.info(f"{loaded.path}: {len(sentence_indices)} sentences of {subset}")
-    return inspection._replace(
-        sentence_indices=sentence_indices, batches=data_batches, loss=loss_in_bits, pass_seconds=pass_seconds
-    )
+    logger.info(f"{loaded.path}: {len(sentence_indices)} sentences of {options.subset}")
+    return InspectedData(sentence_indices, data_batches, loss_in_bits, pass_seconds)
 
 
 def describe_checkpoint(loaded: Loaded) -> Results:

@@ -3,6 +3,7 @@
 This is the only file of the package that reads the inside of the plugin's own attention.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,29 +76,16 @@ class Attention(NamedTuple):
         return groups
 
     def alpha(self) -> dict[str, list[float]] | None:
-        """Returns the weight alpha that each function of a mixture has in each head.
+        """Returns the weight alpha that each function of a mixture has in each head; None if no weight is learned.
 
         A mixture adds the logits of several functions, each multiplied by a learned weight alpha. Groups of heads may
-        have different functions.
-
-        Returns:
-            {function: its weight in each head, 0 in a head that does not have it}; None if no weight is learned.
+        have different functions; see `join_alpha`.
         """
         if not is_synthetic(self.module):
             return None
         mixtures = self.module.synthesizer.mixtures()  # one for each group of heads
-        if all(mixture.weights() is None for mixture in mixtures):
-            return None
-        alpha: dict[str, list[float]] = {}
-        first_head = 0  # the number of the first head in the group
-        for mixture in mixtures:
-            end = first_head + mixture.num_heads
-            for function, weights_of_group in weights_by_function(mixture).items():
-                if function not in alpha:
-                    alpha[function] = [0.0] * self.num_heads
-                alpha[function][first_head:end] = weights_of_group
-            first_head = end
-        return alpha
+        has_learned_weights = any(mixture.weights() is not None for mixture in mixtures)
+        return join_alpha(mixtures, self.num_heads) if has_learned_weights else None
 
     def logit_parameters(self) -> Tensor:
         """Returns all trained values that the logits are computed from, as one vector.
@@ -105,33 +93,61 @@ class Attention(NamedTuple):
         They are the weights of the query and key projections, and the parameters and buffers of the functions. The
         weights alpha of a mixture are left out, because they have a result of their own (`alpha`).
         """
-        values = [torch.empty(0)]  # so that the list is not empty if no part has parameters: torch joins no empty list
+        values = []
         for part_name in ("q_proj", "k_proj", "synthesizer"):
             part = getattr(self.module, part_name, None)
             if part is None:
                 continue
             for name, value in [*part.named_parameters(), *part.named_buffers()]:
-                is_alpha = "alpha" in name.split(".")
+                is_alpha = "alpha" in name.split(".")  # such as "alpha" or "groups.0.alpha"
                 if not is_alpha:
                     values.append(value.detach().float().flatten())
+        if not values:
+            return torch.empty(0)
         return torch.cat(values)
 
     @torch.no_grad()
     def logits_without_input(self, length: int) -> Tensor | None:
-        """Returns the logits (H, T, T) for `length` tokens, or None if they depend on what the tokens are."""
+        """Returns the logits (H, T, T) for `length` tokens, or None if they depend on the words.
+
+        To find this out, the logits are computed for two sentences whose features are all 0. `join_logits` returns the
+        logits of both sentences, (2, H, T, T), if some function depends on the input. Otherwise it returns logits for
+        any sentence, (1, H, T, T).
+        """
         if not is_synthetic(self.module):
             return None  # fairseq's attention, whose logits are dot products of queries and keys
         has_queries = self.module.q_proj is not None
         if has_queries:
             return None  # at least one function of this attention computes dot products, too
-        # For two sentences, the logits are (2, H, T, T) if they depend on the input. Otherwise they are (1, H, T, T),
-        # the same for both. The shape does not depend on the features of the sentences, which are all 0 here.
         any_parameter = next(self.module.parameters())
         two_sentences = any_parameter.new_zeros(length, 2, self.module.embed_dim)  # (T, B, C)
-        inputs = Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length)  # without queries and keys
+        inputs = Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length)
         logits = join_logits(self.module, inputs)
         depends_on_input = logits.size(0) == 2
-        return None if depends_on_input else logits[0]
+        if depends_on_input:
+            return None
+        return logits[0]
+
+
+def join_alpha(mixtures: Sequence[Any], num_heads: int) -> dict[str, list[float]]:
+    """Returns the weight that each function has in each head of an attention.
+
+    For example, heads 0 and 1 have a mixture of ``random`` and ``dense``, and heads 2 and 3 have ``random`` alone. The
+    result could be {"random": [0.3, 0.6, 1.0, 1.0], "dense": [0.7, 0.4, 0.0, 0.0]}.
+
+    Args:
+        mixtures: a `Mixture` of this plugin for each group of neighbouring heads, in the order of the heads.
+        num_heads: the number of heads of all groups together.
+    """
+    alpha: dict[str, list[float]] = {}
+    first_head = 0  # the number of the first head in the group
+    for mixture in mixtures:
+        end = first_head + mixture.num_heads
+        for function, weights_of_group in weights_by_function(mixture).items():
+            weights_of_heads = alpha.setdefault(function, [0.0] * num_heads)
+            weights_of_heads[first_head:end] = weights_of_group
+        first_head = end
+    return alpha
 
 
 def weights_by_function(mixture: Any) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import SynthesizerError
 from ..weights import check_weights
 from .attentions import attentions
-from .stand_ins import count_embeddings, count_words, set_up_task, set_up_task_on_stand_ins
+from .stand_ins import count_embeddings, count_words, set_up_task, set_up_task_on_made_up_words
 
 logger = logging.getLogger(__name__)
 OWN_CHECKPOINT = "checkpoint_last.pt"  # the default of --restore-file: the latest checkpoint of the training itself
@@ -32,7 +32,7 @@ class Loaded(NamedTuple):
     updates: int | None
     data: Path | None  # the folder of binarised data; None: the dictionaries are made up
 
-    def initial(self) -> nn.Module | None:
+    def build_initial_model(self) -> nn.Module | None:
         """Builds the model again as it was before the first update of its training.
 
         It has the same weights as it had then: fairseq, too, builds the model right after it has set the seed.
@@ -50,16 +50,16 @@ class Loaded(NamedTuple):
 def begins_with_other_weights(options: Any) -> bool:
     """Returns whether a training began with the weights that another training had learned.
 
+    This is the case with ``--finetune-from-model``. It is also the case if ``--restore-file`` names another checkpoint
+    and ``--reset-optimizer`` is given. Without ``--reset-optimizer``, the same training goes on from that checkpoint.
+
     Args:
         options: fairseq's config of the training's checkpoints.
     """
-    if options.finetune_from_model:
-        return True
-    restores_own_checkpoint = options.restore_file == OWN_CHECKPOINT
-    if restores_own_checkpoint:
-        return False
-    # Without --reset-optimizer, the restored checkpoint is an earlier state of the same training, which goes on.
-    return bool(options.reset_optimizer)
+    is_finetuned = bool(options.finetune_from_model)
+    restores_another_file = options.restore_file != OWN_CHECKPOINT
+    starts_new_training = bool(options.reset_optimizer)
+    return is_finetuned or (restores_another_file and starts_new_training)
 
 
 def import_user_dir(args: Any) -> None:
@@ -153,8 +153,10 @@ def check_architecture(path: Path, cfg: Any) -> str:
         SynthesizerError: neither fairseq nor this plugin has the architecture, or its self-attention also reads the
             source.
     """
-    name = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)
-    if name not in MODEL_REGISTRY and name not in ARCH_MODEL_REGISTRY:
+    name = getattr(cfg.model, "_name", None) or getattr(cfg.model, "arch", None)  # older checkpoints have only `arch`
+    # It is the name of a class of models, such as "transformer", or of a model in a certain size.
+    is_known = name in MODEL_REGISTRY or name in ARCH_MODEL_REGISTRY
+    if not is_known:
         raise SynthesizerError(f"{path}: its model {name!r} is unknown to fairseq and to this plugin")
     if getattr(cfg.model, "cross_self_attention", False):
         raise SynthesizerError(
@@ -181,17 +183,17 @@ def check_embeddings(path: Path, model_name: str, weights: dict[str, Tensor], ha
         SynthesizerError: the model embeds no tokens, or it embeds characters and there is no data.
     """
     embeds_characters = any("embed_tokens.char_embeddings" in name for name in weights)
-    embeds_tokens = bool(count_embeddings(weights))
-    if embeds_characters and not has_data:
-        raise SynthesizerError(f"{path}: it embeds the characters of words, which only the data contain; add --data")
-    if not embeds_characters and not embeds_tokens:
+    embeds_words = bool(count_embeddings(weights))
+    if not embeds_words and not embeds_characters:
         raise SynthesizerError(
             f"{path}: its model {model_name!r} is not a Transformer or Synthesizer, because it embeds no tokens"
         )
+    if embeds_characters and not has_data:
+        raise SynthesizerError(f"{path}: it embeds the characters of words, which only the data contain; add --data")
 
 
 def set_up_task_of_checkpoint(path: Path, cfg: Any, weights: dict[str, Tensor], data: Path | None) -> Any:
-    """Returns the task of a checkpoint, with the dictionaries of the data, or with made-up ones without data.
+    """Returns the task of a checkpoint, with the dictionaries of the data, or without data with made-up dictionaries.
 
     Args:
         path: the checkpoint, for error messages.
@@ -204,7 +206,7 @@ def set_up_task_of_checkpoint(path: Path, cfg: Any, weights: dict[str, Tensor], 
     """
     sizes = count_embeddings(weights)
     if data is None:
-        return set_up_task_on_stand_ins(cfg, sizes)
+        return set_up_task_on_made_up_words(cfg, sizes)
     task = set_up_task(cfg, data)
     check_dictionaries(path, data, task, sizes)
     return task
@@ -250,8 +252,8 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
     if sentences:
         num_sentences = min(num_sentences, sentences)
     # A number of tokens or, for a model with an encoder and a decoder, one for the source and one for the target.
-    limits = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
-    indices_within_limits, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits)
+    limits_of_model = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
+    indices_within_limits, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits_of_model)
     indices: list[int] = indices_within_limits.tolist()
     if longest is not None:
         indices = [index for index in indices if dataset.num_tokens(index) <= longest]
@@ -259,7 +261,8 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
     if num_skipped > 0:
         logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are too long for the model and are skipped")
     if not indices:
-        raise SynthesizerError(f"--subset {subset}: all sentences are too long (limits: {longest or limits})")
+        limits = longest or limits_of_model
+        raise SynthesizerError(f"--subset {subset}: all sentences are too long (limits: {limits})")
     return sorted(indices, key=lambda index: (dataset.num_tokens(index), index))
 
 

@@ -41,23 +41,27 @@ class LayerOutput(NamedTuple):
 
 @contextlib.contextmanager
 def without_fast_paths(model: nn.Module) -> Iterator[None]:
-    """Switches off the fast paths of fairseq during the body, because they call no hooks."""
+    """Is a context manager: in its body, the fast paths of fairseq are switched off, because they call no hooks.
+
+    To do so, it changes the attributes in `VALUES_WITHOUT_FAST_PATH` of those modules that have them.
+    """
     changed: list[tuple[nn.Module, str, Any]] = []  # a module, an attribute, and the value that it had
     for module in model.modules():
-        for attribute, value_without_fast_path in VALUES_WITHOUT_FAST_PATH.items():
-            if attribute in vars(module):
-                changed.append((module, attribute, getattr(module, attribute)))
-                setattr(module, attribute, value_without_fast_path)
+        attributes = vars(module)
+        for name, value_without_fast_path in VALUES_WITHOUT_FAST_PATH.items():
+            if name in attributes:
+                changed.append((module, name, attributes[name]))
+                setattr(module, name, value_without_fast_path)
     try:
         yield
     finally:
-        for module, attribute, earlier_value in changed:
-            setattr(module, attribute, earlier_value)
+        for module, name, earlier_value in changed:
+            setattr(module, name, earlier_value)
 
 
 @contextlib.contextmanager
-def calling_hooks(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
-    """Makes sure that hooks of a model are called in the body, and removes the hooks at the end.
+def temporary_hooks(model: nn.Module, handles: Sequence[Any]) -> Iterator[None]:
+    """Is a context manager: in its body, hooks of a model are called; at its end, they are removed.
 
     fairseq's fast paths, which call no hooks, are switched off in the body.
 
@@ -84,18 +88,17 @@ def name_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, A
 
 @contextlib.contextmanager
 def reading_logits(model: nn.Module, on_logits: Callable[[AttentionReading], None]) -> Iterator[None]:
-    """Reads the logits of all attentions in the forward passes that the body makes.
+    """Is a context manager: in its body, `on_logits` gets the logits of all attentions in each forward pass.
 
     Args:
         model: with attentions of fairseq or of this plugin; its forward passes are over whole sentences.
         on_logits: is called with the logits of each attention, as soon as the attention has been called.
     """
-
     handles = []
     for attention in attentions(model):
         hook = make_logits_hook(attention, on_logits)
         handles.append(attention.module.register_forward_hook(hook, with_kwargs=True))
-    with calling_hooks(model, handles):
+    with temporary_hooks(model, handles):  # This removes the hooks at the end.
         yield
 
 
@@ -110,11 +113,12 @@ def make_logits_hook(attention: Attention, on_logits: Callable[[AttentionReading
     """
 
     def hand_on_logits(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Is called with the attention's module, the arguments of the call, and what the module has returned."""
+        """Is called with the attention's module, the arguments of the call, and the output of the module."""
         arguments = name_arguments(args, kwargs)
         # fairseq passes a mask to self-attention if row i may not see the columns after i, and for no other reason.
-        causal = attention.kind == "self" and arguments.get("attn_mask") is not None
-        logits = compute_logits(module, arguments["query"], arguments.get("key"))
+        has_mask = arguments.get("attn_mask") is not None
+        causal = attention.kind == "self" and has_mask
+        logits = compute_logits(module, query=arguments["query"], key=arguments.get("key"))
         on_logits(AttentionReading(attention, logits, causal))
 
     return hand_on_logits
@@ -125,23 +129,22 @@ def make_logits_hook(attention: Attention, on_logits: Callable[[AttentionReading
 
 @contextlib.contextmanager
 def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
-    """Multiplies the outputs of heads by masks, in all forward passes that the body makes.
+    """Is a context manager: in its body, the outputs of heads are multiplied by masks in all forward passes.
 
-    The outputs are the weighted sums of the values, before the output projection.
+    The outputs are the weighted sums of the values. They are the input of the output projection, so the hooks change
+    this input.
 
     Args:
         model: with attentions of fairseq or of this plugin.
         masks: {attention: a factor for each head, (H,), or for each sentence and head, (B, H)}. Attentions without a
             mask stay as they are.
     """
-
     handles = []
     for attention in attentions(model):
         if attention.name in masks:
-            # The outputs of the heads are the input of the output projection.
             hook = make_mask_hook(masks[attention.name])
             handles.append(attention.module.out_proj.register_forward_pre_hook(hook))
-    with calling_hooks(model, handles):
+    with temporary_hooks(model, handles):  # This removes the hooks at the end.
         yield
 
 
@@ -160,8 +163,9 @@ def make_mask_hook(mask: Tensor) -> Callable[..., tuple[Tensor]]:
         length, bsz, _ = x.shape
         num_heads = mask.size(-1)
         outputs_of_heads = x.reshape(length, bsz, num_heads, -1)  # (T, B, H, C / H)
-        # The mask becomes (H, 1) or (B, H, 1), and so applies to all tokens and to all dimensions of a head.
-        masked = outputs_of_heads * mask.to(x.dtype).unsqueeze(-1)
+        # All tokens, and all dimensions of a head, are multiplied by the same factor.
+        factors = mask.to(x.dtype).unsqueeze(-1)  # (H, 1) or (B, H, 1)
+        masked = outputs_of_heads * factors
         return (masked.reshape(x.shape),)
 
     return multiply_input_by_mask
@@ -198,9 +202,9 @@ class HeadReplacement:
     def register_hooks(self) -> list[Any]:
         """Registers the two hooks that replace the heads, and returns the handles by which they can be removed.
 
-        The first hook runs before the attention, and keeps the arguments of the call. The second one runs before the
-        output projection of the attention. It computes the outputs of the heads from these arguments and the constant
-        logits, and changes the input of the projection, which are the outputs of all heads.
+        1. Before the attention is called, `keep_arguments` keeps the arguments of the call.
+        2. The attention computes the outputs of all heads, which are the input of its output projection. Before this
+           projection is called, `replace_outputs` computes other outputs of the chosen heads from the kept arguments.
         """
         module = self.attention.module
         return [
@@ -235,7 +239,7 @@ class HeadReplacement:
 
 @contextlib.contextmanager
 def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[Head]) -> Iterator[None]:
-    """Gives constant logits to heads of self-attention while the body of the with statement runs.
+    """Is a context manager: in its body, some heads of self-attention have constant logits.
 
     Args:
         model: with attentions of fairseq or of this plugin, in eval mode. Its forward passes are over whole sentences,
@@ -249,7 +253,7 @@ def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[
         if head_numbers:
             replacement = HeadReplacement(attention, head_numbers, logits[attention.name])
             handles += replacement.register_hooks()
-    with calling_hooks(model, handles):
+    with temporary_hooks(model, handles):  # This removes the hooks at the end.
         yield
 
 
@@ -296,34 +300,43 @@ def count_branches(layer: nn.Module) -> int:
 
 @contextlib.contextmanager
 def chosen_branches(model: nn.Module, keep_skip: bool, keep_feed_forward: bool) -> Iterator[None]:
-    """Leaves some branches of all layers out of the forward passes that the body makes.
+    """Is a context manager: in its body, some branches of all layers are left out of the forward passes.
 
-    Replaces the method ``residual_connection`` of each layer (fairseq), which adds the output of a branch to its input,
-    and restores it at the end. If both flags are True, the layers compute the same as without this function.
+    A layer of fairseq adds the output of each branch to the branch's input by its method ``residual_connection``. In
+    the body, each layer has a `ResidualConnection` in place of this method. If both flags are True, it computes the
+    same.
 
     Args:
         model: a Transformer of fairseq.
         keep_skip: False leaves the skip connections out, so that a branch's output stands alone; layer norms stay.
         keep_feed_forward: False leaves the feed-forward layers out: their input is passed on as their output.
     """
-    changed_layers = []
+    layers = list_layers(model)
+    for layer in layers:
+        # An object's own attribute hides the method of its class that has the same name.
+        layer.residual_connection = ResidualConnection(count_branches(layer), keep_skip, keep_feed_forward)
     try:
-        for stack in find_stacks(model).values():
-            for layer in stack.layers:
-                # The layer finds an attribute of its own before the method of its class, which has the same name.
-                layer.residual_connection = ResidualConnection(count_branches(layer), keep_skip, keep_feed_forward)
-                changed_layers.append(layer)
         yield
     finally:
-        for layer in changed_layers:
-            del layer.residual_connection  # without the attribute, the layer finds the method of its class again
+        for layer in layers:
+            del layer.residual_connection  # The method of the class is visible again.
+
+
+def list_layers(model: nn.Module) -> list[Any]:
+    """Returns all layers of a Transformer: those of its encoder and then those of its decoder, if it has both."""
+    layers: list[Any] = []
+    for stack in find_stacks(model).values():
+        layers += stack.layers
+    return layers
 
 
 @contextlib.contextmanager
 def layer_outputs(
     model: nn.Module, on_output: Callable[[LayerOutput], None], keep_skip: bool, keep_feed_forward: bool
 ) -> Iterator[None]:
-    """Reads the outputs of all layers in the forward passes that the body makes, with or without some branches.
+    """Is a context manager: in its body, `on_output` gets the outputs of all layers in each forward pass.
+
+    The layers can also be run without their skip connections or their feed-forward layers.
 
     Args:
         model: a Transformer of fairseq.
@@ -331,13 +344,13 @@ def layer_outputs(
         keep_skip: False leaves the skip connections out; see `chosen_branches`.
         keep_feed_forward: False leaves the feed-forward layers out.
     """
-
     handles = []
     for stack_name, stack in find_stacks(model).items():
         for layer_number, layer in enumerate(stack.layers):
             hook = make_output_hook(stack_name, layer_number, on_output)
             handles.append(layer.register_forward_hook(hook))
-    with chosen_branches(model, keep_skip, keep_feed_forward), calling_hooks(model, handles):
+    # The second context manager removes the hooks at the end.
+    with chosen_branches(model, keep_skip, keep_feed_forward), temporary_hooks(model, handles):
         yield
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 from .attentions import Head, attention_weights
@@ -79,9 +78,9 @@ def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
 def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_SHARES) -> Tensor:
     """Returns for each head the sum of its largest singular values, divided by the sum of all its singular values.
 
-    For example, a matrix of 8 rows and columns has 8 singular values. For the share 0.25, the result is the sum of the
-    2 largest, divided by the sum of all 8. For the share 0.3, which stands for the 2.4 largest, it is interpolated
-    between the results for the 2 and the 3 largest.
+    For example, a head of 4 rows and columns has the singular values 4, 3, 2 and 1, whose sum is 10. The share 0.5
+    stands for the 2 largest, so its result is (4 + 3) / 10 = 0.7. The share 0.6 stands for the 2.4 largest. Its result
+    is interpolated between 0.7 for the 2 largest and 0.9 for the 3 largest, and is 0.78.
 
     Args:
         weights: (H, T, S).
@@ -91,13 +90,14 @@ def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_S
         (H, n).
     """
     singular_values = torch.linalg.svdvals(weights.float())  # (H, min(T, S)), the largest first
-    num_values = singular_values.size(-1)
-    # Column i is the sum of the i largest singular values. So the first column, for i = 0, is 0.
-    sums = nn.functional.pad(singular_values.cumsum(dim=-1), (1, 0))  # (H, min(T, S) + 1)
-    sum_of_all = sums[:, -1:].clamp(min=SMALLEST_NORM)  # (H, 1), not 0, because it divides
-    relative_sums = sums / sum_of_all
-    # How many singular values each share stands for, such as 2.4 for the share 0.3 of 8.
-    counts = torch.tensor(shares, device=sums.device) * num_values
+    num_heads, num_values = singular_values.shape
+    # The sums of the 0, 1, 2, ... largest values, (H, min(T, S) + 1). In the example, these are 0, 4, 7, 9 and 10.
+    sum_of_none = singular_values.new_zeros(num_heads, 1)
+    sums_of_largest = torch.cat([sum_of_none, singular_values.cumsum(dim=-1)], dim=-1)
+    sum_of_all = sums_of_largest[:, -1:].clamp(min=SMALLEST_NORM)  # (H, 1), not 0, because it divides
+    relative_sums = sums_of_largest / sum_of_all  # in the example, 0, 0.4, 0.7, 0.9 and 1
+    # How many singular values each share stands for: in the example, 2.4 for the share 0.6.
+    counts = torch.tensor(shares, device=weights.device) * num_values
     return interpolate_columns(relative_sums, counts)
 
 
@@ -111,10 +111,13 @@ def interpolate_columns(matrix: Tensor, places: Tensor) -> Tensor:
         places: (n,), from 0 to the number of the last column.
     """
     last_column = matrix.size(-1) - 1
-    # The place of the last column counts as the right end of the last two columns, since no column follows it.
-    left_column = places.floor().long().clamp(max=last_column - 1)
+    left_column = places.floor().long()
+    # No column follows the last one. So a place at the last column counts as 0 times the column before it plus 1 times
+    # the last column.
+    left_column = left_column.clamp(max=last_column - 1)
     right_column = left_column + 1
-    return torch.lerp(matrix[:, left_column], matrix[:, right_column], weight=places - left_column)
+    weight_of_right_column = places - left_column
+    return torch.lerp(matrix[:, left_column], matrix[:, right_column], weight_of_right_column)
 
 
 def rank_one_distances(x: Tensor) -> RankDistances:
@@ -126,9 +129,10 @@ def rank_one_distances(x: Tensor) -> RankDistances:
     # The closest matrix of equal rows has the mean of all rows in each row.
     distance_to_equal_rows = (x - x.mean(dim=0)).norm()
     # The closest matrix of rank one keeps only the largest singular value of x. The norm of the difference is that of
-    # all other singular values.
-    singular_values = torch.linalg.svdvals(x.float())  # the largest first
-    distance_to_rank_one = singular_values[1:].norm()
+    # all other singular values (Eckart and Young).
+    singular_values = torch.linalg.svdvals(x.float())  # the largest first; torch computes none in 16 bits
+    other_singular_values = singular_values[1:]
+    distance_to_rank_one = other_singular_values.norm()
     return RankDistances(
         equal_rows=float(distance_to_equal_rows / norm),
         rank_one=float(distance_to_rank_one / norm),

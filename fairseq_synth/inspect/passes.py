@@ -45,19 +45,19 @@ def read_sentences(model: nn.Module, batch: Batch, pad: int, on_sentence: Callab
         on_sentence: the function. It is called for each sentence of each attention: first for all sentences of one
             attention, then for those of the next.
     """
-    all_attentions: list[AttentionReading] = []  # what each attention has computed for the whole batch
-    with reading_logits(model, on_logits=all_attentions.append):
+    readings: list[AttentionReading] = []  # one for each attention
+    with reading_logits(model, on_logits=readings.append):
         model(**batch["net_input"])
-    for attention, logits, causal in all_attentions:
-        # A row of logits is for a token of the attention's own stack. The columns are for the tokens that it looks at:
-        # cross-attention looks at those of the encoder.
-        row_stack = attention.stack
+    for reading in readings:
+        attention = reading.attention
+        # The rows of the logits are for the tokens of the attention's own stack, encoder or decoder. The columns are
+        # for the tokens that it looks at, which are those of the encoder in cross-attention.
         column_stack = "encoder" if attention.kind == "cross" else attention.stack
-        row_counts = count_tokens(batch, row_stack, pad)
+        row_counts = count_tokens(batch, attention.stack, pad)
         column_counts = count_tokens(batch, column_stack, pad)
         for batch_row, (num_rows, num_columns) in enumerate(zip(row_counts, column_counts)):
-            logits_of_sentence = logits[batch_row, :, :num_rows, :num_columns]  # (H, T, S), without padding
-            on_sentence(SentenceReading(attention, batch_row, logits_of_sentence, causal))
+            logits_of_sentence = reading.logits[batch_row, :, :num_rows, :num_columns]  # (H, T, S), without padding
+            on_sentence(SentenceReading(attention, batch_row, logits_of_sentence, reading.causal))
 
 
 def count_tokens(batch: Batch, stack: str, pad: int) -> list[int]:
@@ -91,10 +91,11 @@ def loss(loaded: Loaded, batches: Sequence[Batch]) -> float:
     sum_of_losses = 0.0
     num_targets = 0
     for batch in batches:
-        # The loss is a sum over the targets of the batch.
-        training_loss, sample_size, log = criterion(loaded.model, batch)
-        # A criterion that smooths the labels also logs the loss without smoothing, as "nll_loss".
-        sum_of_losses += float(log.get("nll_loss", training_loss))
+        # Both losses are sums over the targets of the batch.
+        smoothed_loss, sample_size, log = criterion(loaded.model, batch)
+        # A criterion that smooths the labels logs the loss without smoothing, as "nll_loss". Others do not smooth.
+        loss_of_batch = log.get("nll_loss", smoothed_loss)
+        sum_of_losses += float(loss_of_batch)
         num_targets += count_targets(sample_size, log)
     loss_in_nats = sum_of_losses / num_targets
     return loss_in_nats / math.log(2)

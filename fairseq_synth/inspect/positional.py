@@ -119,9 +119,8 @@ def fit_by_position(total: Tensor, sentences_of_length: Tensor, causal: bool) ->
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         causal: True if row i sees no column after i.
     """
-    visible = visible_cells(total.size(-1), causal)
-    logits = most_likely_logits(total, sentences_of_length, visible, by_distance=False)
-    return centre(logits, visible.expand_as(logits))
+    logits = most_likely_logits(total, sentences_of_length, causal, by_distance=False)
+    return centre(logits)
 
 
 def fit_by_distance(total: Tensor, sentences_of_length: Tensor, causal: bool) -> Tensor:
@@ -135,12 +134,12 @@ def fit_by_distance(total: Tensor, sentences_of_length: Tensor, causal: bool) ->
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         causal: True if row i sees no column after i.
     """
-    length = total.size(-1)
-    visible = visible_cells(length, causal)
-    logits = most_likely_logits(total, sentences_of_length, visible, by_distance=True)
-    distances = torch.arange(1 - length, length)  # j - i of each logit
-    visible_distances = distances <= 0 if causal else torch.ones_like(distances, dtype=torch.bool)
-    return centre(logits, visible_distances.expand_as(logits))
+    logits = most_likely_logits(total, sentences_of_length, causal, by_distance=True)  # (H, T, T)
+    # The first column has the distances j - i = 0, -1, ... 1 - T, and the first row has 0, 1, ... T - 1.
+    negative_distances = logits[:, 1:, 0].flip(-1)  # from 1 - T to -1
+    other_distances = logits[:, 0, :]
+    by_distance = torch.cat([negative_distances, other_distances], dim=-1)
+    return centre(by_distance)
 
 
 def visible_cells(length: int, causal: bool) -> Tensor:
@@ -158,14 +157,20 @@ def count_sentences(weights: MeanByPosition) -> Tensor:
     return with_position - with_next_position
 
 
-def centre(logits: Tensor, visible: Tensor) -> Tensor:
-    """Shifts logits so that the visible ones have the mean 0 along the last dimension, and sets the others to 0."""
-    total = logits.masked_fill(~visible, 0.0).sum(dim=-1, keepdim=True)
-    mean = total / visible.sum(dim=-1, keepdim=True)
-    return (logits - mean).masked_fill(~visible, 0.0).float()
+def centre(logits: Tensor) -> Tensor:
+    """Shifts logits so that they have the mean 0 along the last dimension.
+
+    Logits of -inf, of columns that a row does not see, do not count, and become 0. For example, [1, 3, -inf] becomes
+    [-1, 1, 0].
+    """
+    is_hidden = logits.isneginf()
+    total = logits.masked_fill(is_hidden, 0.0).sum(dim=-1, keepdim=True)
+    num_visible = (~is_hidden).sum(dim=-1, keepdim=True)
+    mean = total / num_visible
+    return (logits - mean).masked_fill(is_hidden, 0.0).float()
 
 
-def most_likely_logits(total: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool) -> Tensor:
+def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool, by_distance: bool) -> Tensor:
     """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
     The fit works on scores, which are exp(logits). So an attention weight is its score divided by the sum of its row.
@@ -175,101 +180,100 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, visible: Tens
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
-        visible: (T, T), False where a row does not see a column.
-        by_distance: whether the logits are by distance, (H, 2 T - 1), or by position, (H, T, T).
+        causal: True if row i sees no column after i.
+        by_distance: whether all cells with the same distance j - i, which form a diagonal, have the same logit.
+
+    Returns:
+        (H, T, T), -inf where a row does not see a column.
     """
-    observed = sum_by_distance(total) if by_distance else total
-    scores = torch.ones_like(observed)
-    # A score by distance is in all cells of a diagonal. The matrix has the score of each cell, whatever the form.
-    matrix = make_score_matrix(scores, visible, by_distance)  # (H, T, T)
+    visible = visible_cells(total.size(-1), causal)
+    observed = sum_diagonals(total) if by_distance else total
+    scores = torch.ones_like(total) * visible
     for _ in range(FIT_STEPS):
-        scores = improve_scores(observed, matrix, sentences_of_length, visible, by_distance)
-        earlier_matrix = matrix
-        matrix = make_score_matrix(scores, visible, by_distance)
-        has_hardly_changed = (matrix - earlier_matrix).abs() <= FIT_TOLERANCE * earlier_matrix
+        earlier_scores = scores
+        scores = improve_scores(scores, observed, sentences_of_length, visible, by_distance)
+        has_hardly_changed = (scores - earlier_scores).abs() <= FIT_TOLERANCE * earlier_scores
         if bool(has_hardly_changed.all()):
             break
-    return scores.log()  # No score is 0, see `limit_scores`.
+    return scores.log()
 
 
-def make_score_matrix(scores: Tensor, visible: Tensor, by_distance: bool) -> Tensor:
-    """Returns scores as a matrix (H, T, T), with 0 where a row does not see a column.
-
-    Args:
-        scores: by distance (H, 2 T - 1), or by position (H, T, T).
-        visible: (T, T), False where a row does not see a column.
-        by_distance: whether the scores are by distance.
-    """
-    if by_distance:
-        return toeplitz(scores, size=len(visible)) * visible
-    return scores * visible
+def sum_diagonals(matrix: Tensor) -> Tensor:
+    """Replaces each cell of a matrix (H, T, T) by the sum of its diagonal: [[1, 2], [3, 4]] -> [[5, 2], [3, 5]]."""
+    return toeplitz(sum_by_distance(matrix), size=matrix.size(-1))
 
 
 def improve_scores(
-    observed: Tensor, matrix: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool
+    scores: Tensor, observed: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool
 ) -> Tensor:
-    """Does one step of the fit of `most_likely_logits`, and returns the new scores, of the size of `observed`.
+    """Does one step of the fit of `most_likely_logits`, and returns the new scores (H, T, T).
 
-    The step computes
+    The step computes for each cell
 
-        new score = observed weight / (sum over all sentences of 1 / (sum of the row))
+        new score = (observed weight) / (sum over all sentences of 1 / (sum of the cell's row))
 
-    A score by distance is in many rows of a sentence, so the sum is over these rows too.
+    If all cells of a diagonal have the same score, both parts of the fraction are summed over the diagonal.
 
     This is the step of Hunter 2004 (MM algorithms for generalized Bradley-Terry models, section 5), which never makes
     the observed weights less likely.
 
     Args:
-        observed: the observed weights, summed over all sentences: by distance (H, 2 T - 1), or by position (H, T, T).
-        matrix: the scores before the step, (H, T, T), 0 where a row does not see a column.
+        scores: the scores before the step, (H, T, T), 0 where a row does not see a column.
+        observed: the observed weights (H, T, T), summed over all sentences and, with `by_distance`, over each diagonal.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         visible: (T, T), False where a row does not see a column.
-        by_distance: whether the scores are by distance.
+        by_distance: whether all cells of a diagonal have the same score.
     """
-    inverse_row_sums = sum_inverse_row_sums(matrix, sentences_of_length) * visible  # (H, T, T)
+    denominators = sum_inverse_row_sums(scores, sentences_of_length) * visible
     if by_distance:
-        inverse_row_sums = sum_by_distance(inverse_row_sums)  # (H, 2 T - 1)
-    scores = observed / inverse_row_sums.clamp(min=SMALLEST_SUM)
-    return limit_scores(scores)
+        denominators = sum_diagonals(denominators)
+    new_scores = observed / denominators.clamp(min=SMALLEST_SUM)
+    return limit_scores(new_scores, by_distance) * visible
 
 
-def limit_scores(scores: Tensor) -> Tensor:
+def limit_scores(scores: Tensor, by_distance: bool) -> Tensor:
     """Returns scores from SMALLEST_SCORE to 1, by dividing them by the largest one and raising those that are lower.
 
-    The division does not change the attention weights, as each row of scores is divided by a single number: by the
-    largest score of the row if scores are by position, (H, T, T), and by that of the head if they are by distance,
-    (H, 2 T - 1).
+    The attention weights do not change if a row of scores is divided by a number. So each row is divided by its largest
+    score, unless all cells of a diagonal have to keep the same score. Then all rows of a head are divided by the
+    largest score of the head.
+
+    Args:
+        scores: (H, T, T).
+        by_distance: whether all cells of a diagonal have the same score.
     """
-    largest = scores.amax(dim=-1, keepdim=True)
+    largest_of_row = scores.amax(dim=-1, keepdim=True)  # (H, T, 1)
+    if by_distance:
+        largest = largest_of_row.amax(dim=-2, keepdim=True)  # (H, 1, 1)
+    else:
+        largest = largest_of_row
     return (scores / largest).clamp(min=SMALLEST_SCORE)
 
 
-def sum_inverse_row_sums(matrix: Tensor, sentences_of_length: Tensor) -> Tensor:
+def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
     """Returns for each cell the sum of 1 / (sum of its row) over all sentences that have the cell, (H, T, T).
 
-    The sum of a row depends on the length of the sentence. In a sentence of n tokens, row i has n scores, and their sum
-    is matrix[i, 0] + ... + matrix[i, n - 1]. The sentence has cell (i, j) if n > i and n > j. If N[n] is the number of
-    sentences of n tokens, then
+    In a sentence of n tokens, the sum of row i is scores[i, 0] + ... + scores[i, n - 1].
 
-        result[i, j] = sum over n > max(i, j) of N[n] / (matrix[i, 0] + ... + matrix[i, n - 1])
-
-    For example, if 3 sentences have one token and 5 sentences have two tokens, and all scores are 1, then
-    result[0, 0] = 3 / 1 + 5 / 2, and the other three cells are 5 / 2.
+    For example, 3 sentences have one token, 5 sentences have two tokens, and all scores are 1. Cell (0, 0) is in all
+    sentences, so its result is 3 / 1 + 5 / 2 = 5.5. The other three cells are only in the sentences of two tokens, so
+    their result is 5 / 2 = 2.5.
 
     Args:
-        matrix: the scores, (H, T, T), 0 where a row does not see a column.
+        scores: (H, T, T), 0 where a row does not see a column. Every row sees column 0, so that no sum is 0.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
     """
-    num_heads, length, _ = matrix.shape
-    row_sums = matrix.cumsum(dim=-1)  # row_sums[h, i, k] is the sum of row i in a sentence whose last position is k.
-    # terms[h, i, k] is for all sentences whose last position is k. In the example, terms[h, 0] is [3 / 1, 5 / 2].
-    terms = sentences_of_length / row_sums
-    # sums[h, i, k] is for all sentences that have position k. In the example, sums[h, 0] is [3 / 1 + 5 / 2, 5 / 2].
-    sums = reverse_cumsum(terms)
-    # A sentence has cell (i, j) if it has the larger one of the two positions.
-    positions = torch.arange(length)
-    larger_position = torch.maximum(positions[:, None], positions)  # (T, T)
-    return sums.gather(-1, larger_position.expand(num_heads, -1, -1))
+    # In a sentence whose last position is k, row i has the sum row_sums[h, i, k]. In the example, these are [1, 2].
+    row_sums = scores.cumsum(dim=-1)
+    # The sum over all sentences whose last position is k. In the example, these are [3 / 1, 5 / 2].
+    sums_by_last_position = sentences_of_length / row_sums
+    # The sum over all sentences that have position k. In the example, these are [5.5, 2.5].
+    sums_by_position = reverse_cumsum(sums_by_last_position)
+    # Cell (i, j) with j >= i is in all sentences that have position j. Any other cell of row i is in all sentences that
+    # have position i, as the cell (i, i) on the diagonal is.
+    diagonal = sums_by_position.diagonal(dim1=1, dim2=2).unsqueeze(-1)  # (H, T, 1)
+    is_left_of_diagonal = torch.ones(scores.shape[1:], dtype=torch.bool).tril(-1)  # (T, T)
+    return torch.where(is_left_of_diagonal, diagonal, sums_by_position)
 
 
 def reverse_cumsum(values: Tensor) -> Tensor:
@@ -300,6 +304,8 @@ def toeplitz(values: Tensor, size: int) -> Tensor:
         size: the number of rows and columns.
     """
     largest_distance = values.size(-1) // 2  # m
-    positions = torch.arange(size)
-    distance = (positions - positions[:, None]).clamp(-largest_distance, largest_distance)
-    return values[:, distance + largest_distance]
+    columns = torch.arange(size)
+    rows = columns.unsqueeze(1)
+    distances = (columns - rows).clamp(-largest_distance, largest_distance)  # (size, size)
+    places = distances + largest_distance  # the value of distance -m is at place 0
+    return values[:, places]

@@ -62,26 +62,39 @@ def set_up_task(cfg: Any, data: Path) -> Any:
     if not data.is_dir():
         raise SynthesizerError(f"--data {data}: no such folder; use the output folder of fairseq-preprocess")
     cfg.task.data = str(data)
-    is_translation = hasattr(cfg.task, "source_lang")  # other tasks have no languages
-    if is_translation and not (cfg.task.source_lang and cfg.task.target_lang):
-        # fairseq reads the languages from the names of the files. It returns None if the names tell no languages.
-        cfg.task.source_lang, cfg.task.target_lang = infer_language_pair(str(data))
-        if cfg.task.source_lang is None:
-            raise SynthesizerError(f"--data {data}: has no pair of languages, which the task {cfg.task._name} needs")
+    set_missing_languages(cfg.task, data)
     try:
         return tasks.setup_task(cfg.task)
     except FileNotFoundError as error:
+        missing = error.filename or error
         raise SynthesizerError(
-            f"--data {data}: {error.filename or error} is missing; use the data that the model was trained on"
+            f"--data {data}: {missing} is missing; use the data that the model was trained on"
         ) from error
 
 
-def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
+def set_missing_languages(task_cfg: Any, data: Path) -> None:
+    """Sets the languages in the config of a task of translation, if they are missing, by the names of the data files.
+
+    Raises:
+        SynthesizerError: the folder's files name no pair of languages.
+    """
+    is_translation = hasattr(task_cfg, "source_lang")  # other tasks have no languages
+    if not is_translation:
+        return
+    if task_cfg.source_lang and task_cfg.target_lang:
+        return
+    # fairseq's function returns None and None if the names tell no languages.
+    task_cfg.source_lang, task_cfg.target_lang = infer_language_pair(str(data))
+    if task_cfg.source_lang is None:
+        raise SynthesizerError(f"--data {data}: has no pair of languages, which the task {task_cfg._name} needs")
+
+
+def set_up_task_on_made_up_words(cfg: Any, sizes: dict[str, int]) -> Any:
     """Returns the task of a checkpoint with dictionaries of made-up words, which are as large as its embeddings.
 
-    The task reads the dictionaries from files. Some tasks add symbols of their own to them, such as a mask. How many
-    they are is known only once the task is set up. So the task is set up with files as large as the embeddings. If it
-    has added symbols, it is set up again with files that are smaller by as many words.
+    The task reads its dictionaries from files, and some tasks then add a symbol of their own, such as a mask. How many
+    symbols they add is known only once a task is set up. For example, an embedding has 100 tokens. A file with 100
+    entries gives a dictionary of 101. So the task is set up again with a file of 99 entries.
 
     Args:
         cfg: the checkpoint's config. Its folder of data, and its languages if they are missing, are set here.
@@ -90,16 +103,25 @@ def set_up_task_on_stand_ins(cfg: Any, sizes: dict[str, int]) -> Any:
     if hasattr(cfg.task, "source_lang") and cfg.task.source_lang is None:
         cfg.task.source_lang = "source"
         cfg.task.target_lang = "target"
+    task = set_up_task_on_files_of_size(cfg, sizes)
+    num_added_symbols = count_added_symbols(task, sizes)
+    if not any(num_added_symbols.values()):
+        return task
+    sizes_of_files = {embedding: size - num_added_symbols[embedding] for embedding, size in sizes.items()}
+    return set_up_task_on_files_of_size(cfg, sizes_of_files)
+
+
+def set_up_task_on_files_of_size(cfg: Any, sizes: dict[str, int]) -> Any:
+    """Returns the task of a checkpoint after it has read dictionaries of made-up words from a temporary folder.
+
+    Args:
+        cfg: the checkpoint's config, whose folder of data is set here.
+        sizes: {name of an embedding: the size of its dictionary in the file}.
+    """
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         write_dictionaries(folder, cfg.task, sizes)
-        task = set_up_task(cfg, folder)
-        num_added_symbols = count_added_symbols(task, sizes)
-        if any(num_added_symbols.values()):
-            sizes_of_files = {embedding: size - num_added_symbols[embedding] for embedding, size in sizes.items()}
-            write_dictionaries(folder, cfg.task, sizes_of_files)
-            task = set_up_task(cfg, folder)
-    return task  # It has read the dictionaries, so their folder may be gone.
+        return set_up_task(cfg, folder)
 
 
 def count_added_symbols(task: Any, sizes: dict[str, int]) -> dict[str, int]:
@@ -129,12 +151,15 @@ def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> No
     num_classes = getattr(task_cfg, "num_classes", 0)
     # The classes of a classifier. fairseq adds its special symbols to them, too.
     write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)
+    # A model of translation may have a single embedding, too, under another name than these two.
+    source_size = sizes.get("encoder.embed_tokens", largest_size)
+    target_size = sizes.get("decoder.embed_tokens", largest_size)
     source_language = getattr(task_cfg, "source_lang", None)
     if source_language:
-        write_dictionary(folder / f"dict.{source_language}.txt", sizes.get("encoder.embed_tokens", largest_size))
+        write_dictionary(folder / f"dict.{source_language}.txt", source_size)
     target_language = getattr(task_cfg, "target_lang", None)
     if target_language:
-        write_dictionary(folder / f"dict.{target_language}.txt", sizes.get("decoder.embed_tokens", largest_size))
+        write_dictionary(folder / f"dict.{target_language}.txt", target_size)
 
 
 def write_dictionary(path: Path, size: int) -> None:

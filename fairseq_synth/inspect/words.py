@@ -112,16 +112,15 @@ def function_parameters(function: str, constants: Constants, length: int, rank: 
     Args:
         function: ``random``, ``relative_random`` or ``factorized_random``.
         constants: the logits, by position and by distance.
-        length: the longest sentence that the function takes, or, for ``relative_random``, the largest distance that has
-            a value of its own.
+        length: ``--synth-max-length``, which is the longest sentence that the function takes. For
+            ``relative_random``, it is the largest distance between two tokens that has a logit of its own.
         rank: the rank of ``factorized_random``. The other functions do not need it.
 
     Returns:
         {name: parameter}:
 
         - for ``random``, R (H, length, length), the logits by position themselves;
-        - for ``relative_random``, r (H, 2 length + 1), the logits by distance from -length to length. A sentence of
-          `length` tokens has no distance of -length or length;
+        - for ``relative_random``, r (H, 2 length + 1), the logits by distance from -length to length;
         - for ``factorized_random``, R1 and R2 (H, length, rank), whose product is the best approximation of the logits
           by position that the rank allows.
     """
@@ -207,7 +206,9 @@ def replace_cheapest_heads_first(
     """
     # Heads with the same loss are in the order of their names and numbers.
     cheapest_heads_first = sorted(losses, key=lambda head: (losses[head], head))
-    for count, head in enumerate(progress(cheapest_heads_first, "more and more heads"), start=1):
-        with replaced_heads(loaded.model, logits, cheapest_heads_first[:count]):
+    heads_so_far = []
+    for head in progress(cheapest_heads_first, "more and more heads"):
+        heads_so_far.append(head)
+        with replaced_heads(loaded.model, logits, heads_so_far):
             loss_so_far = loss(loaded, batches)
         yield ReplacedHead(head, loss_so_far)

@@ -21,10 +21,13 @@ from ..repairs import repair
 def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model: Any, updates: Any = None) -> None:
     """Replaces ``EMA._step_internal`` (``original``): moves the average of a tied weight once per update.
 
-    With ``--store-ema``, fairseq keeps an exponential moving average of each weight, and calls this method after each
-    update. For each name in the state dict of the model, it moves the average of that name towards the weight. A tied
-    weight has several names: with ``--share-all-embeddings``, one matrix has three, and its average is moved three
-    times. The replacement passes only the first name of each average to fairseq.
+    With ``--store-ema``, fairseq keeps an exponential moving average of each weight. After each update, this method
+    moves the average of each name in the model's state dict towards the weight. A tied weight has several names. For
+    example, ``--share-all-embeddings`` ties ``encoder.embed_tokens.weight`` and ``decoder.embed_tokens.weight``. They
+    also have the same average, which fairseq moves twice. The replacement leaves out the second name.
+
+    With ``--ema-fp32`` and weights of 16 bits, fairseq keeps two averages for these two names. Then no name is left
+    out, because each average has to be moved.
 
     Args:
         original: fairseq's method.
@@ -32,10 +35,11 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         new_model: the model after the update.
         updates: the number of updates.
     """
-    averages = self.fp32_params if self.config.ema_fp32 else self.model.state_dict()  # {name: average}
-    # The repeated names of averages are left out, and not those of weights: with --ema-fp32 and weights of 16 bits, the
-    # names of a tied weight have separate averages, and fairseq has to move each of them.
-    repeated_names = find_repeated_names(averages)
+    if self.config.ema_fp32:
+        averages = self.fp32_params
+    else:
+        averages = self.model.state_dict()
+    repeated_names = find_repeated_names(averages)  # in the example, {"decoder.embed_tokens.weight"}
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
     stand_in_for_model = OnlyStateDict(weights)  # fairseq's method only reads its state dict
     original(self, stand_in_for_model, updates)
@@ -107,7 +111,7 @@ def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *ar
 
 @contextlib.contextmanager
 def checkpoints_have_averages() -> Iterator[None]:
-    """Lets every checkpoint that fairseq loads in the body of the with statement have averages.
+    """Is a context manager: every checkpoint that fairseq loads in the body of the with statement has averages.
 
     If a checkpoint has no averages, its weights are added as averages. For this purpose, fairseq's function
     ``load_checkpoint_to_cpu`` is replaced until the end of the with statement.
@@ -118,8 +122,7 @@ def checkpoints_have_averages() -> Iterator[None]:
         checkpoint = original_load(*args, **kwargs)
         extra_state = checkpoint.get("extra_state")
         if extra_state is not None and "ema" not in extra_state:
-            # fairseq deletes the key "model" of the checkpoint, but not the tensors. So they need not be copied.
-            extra_state["ema"] = dict(checkpoint["model"])
+            extra_state["ema"] = dict(checkpoint["model"])  # a new dictionary with the same tensors
         return checkpoint
 
     fairseq.checkpoint_utils.load_checkpoint_to_cpu = load_with_averages

@@ -20,10 +20,10 @@ def resume_with_the_same_batches(
 ) -> Any:
     """Replaces ``FairseqTask.get_batch_iterator`` (``original``): a resumed run has the same batches as before.
 
-    fairseq calls this method when a training starts or is resumed. It forms the batches, and later epochs use the same
-    batches in another order. Which sentences are in a batch depends on the epoch in which they are formed. For example,
-    a run that is resumed in epoch 5 has the batches of epoch 5. Without interruption, it would still have the batches
-    of epoch 1. The replacement always forms the batches of epoch 1.
+    fairseq calls this method when a training starts or is resumed. Usually it forms the batches once, and later epochs
+    use the same batches in another order. Which sentences are in a batch depends on the epoch in which they are formed.
+    For example, a run that is resumed in epoch 5 forms the batches of epoch 5. Without the interruption, it would still
+    use the batches of epoch 1. The replacement always forms the batches of epoch 1.
 
     Args:
         original: fairseq's method.
@@ -35,20 +35,21 @@ def resume_with_the_same_batches(
         fairseq's iterator over the batches.
     """
     current_epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
-    if current_epoch == 1 or not forms_batches_to_keep(self, dataset, arguments=kwargs):
+    is_first_epoch = current_epoch == 1
+    if is_first_epoch or not forms_batches_once(self, dataset, arguments=kwargs):
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
     iterator = original(self, dataset, *args, **arguments_for_epoch_1)
-    # The iterator has its batches now. It only reads its epoch to count the epochs and to shuffle the batches.
+    # The batches are formed now. From here on, the iterator reads its epoch to count the epochs and to choose the order
+    # of the batches, so it needs the current one.
     iterator.epoch = current_epoch
     return iterator
 
 
-def forms_batches_to_keep(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
-    """Returns whether a call of ``FairseqTask.get_batch_iterator`` forms batches that all later epochs use again.
+def forms_batches_once(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
+    """Returns whether a call of ``FairseqTask.get_batch_iterator`` forms the batches of all later epochs.
 
-    Only such batches differ in a run that is resumed. Batches that every epoch forms anew are the same with and without
-    an interruption. The conditions are those in fairseq's method.
+    There are two other cases: the task has these batches already, or every epoch forms batches of its own.
 
     Args:
         task: the task that forms the batches.
@@ -57,14 +58,14 @@ def forms_batches_to_keep(task: FairseqTask, dataset: Any, arguments: dict[str, 
     """
     has_batches_already = dataset in task.dataset_to_epoch_iter  # {data set: iterator over its batches}
     if has_batches_already:
-        return False  # The call only returns this iterator.
-    # fairseq disables its cache, for example, for sharded data, where every epoch reads another part of the data.
-    is_cache_disabled = arguments.get("disable_iterator_cache") or arguments.get("update_epoch_batch_itr")
+        return False
+    # In these four cases, fairseq's method does not keep the batches for the next epoch.
+    is_cache_disabled = bool(arguments.get("disable_iterator_cache"))  # such as for sharded data
+    is_iterator_updated = bool(arguments.get("update_epoch_batch_itr"))
     task_flags = getattr(task, "cfg", None)  # an old task has none
-    is_rebuilt_every_epoch = getattr(task_flags, "rebuild_batches", False)
-    if is_cache_disabled or is_rebuilt_every_epoch:
-        return False  # Every epoch has batches of its own.
-    return task.can_reuse_epoch_itr(dataset)
+    is_rebuilt = bool(getattr(task_flags, "rebuild_batches", False))
+    is_never_reused = not task.can_reuse_epoch_itr(dataset)
+    return not (is_cache_disabled or is_iterator_updated or is_rebuilt or is_never_reused)
 
 
 @repair(

@@ -27,13 +27,16 @@ def write_checkpoints_atomically(
     is killed or the disk is full in the middle, the file is cut short and the old checkpoint is lost. The replacement
     writes the copy to another file first, and then renames it. If the copy must not overwrite a file, or if files
     cannot be renamed where it goes, the original is called.
+
+    Returns:
+        True, or what the original returns.
     """
     may_replace_a_file = overwrite and PathManager.supports_rename(dst_path)
     if not may_replace_a_file:
         return original(src_path, dst_path, overwrite=overwrite)
     unfinished_copy = f"{dst_path}.tmp"
     with removed_on_error(unfinished_copy):
-        # The original is not called, because the copy function of iopath returns False instead of raising an error.
+        # The original is not called, because it would return False instead of raising an error.
         shutil.copyfile(src_path, unfinished_copy)
         os.replace(unfinished_copy, dst_path)
     return True
@@ -78,8 +81,8 @@ def number_checkpoints_at_epoch_ends(
     """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): no numbered checkpoint is missing.
 
     With ``--save-interval-updates N``, fairseq writes checkpoint_EPOCH_UPDATES.pt every N updates. If an epoch ends
-    with the same update, fairseq wants to write checkpointEPOCH.pt instead. But ``--no-epoch-checkpoints`` forbids that
-    file, so it writes neither of the two. An average of the last checkpoints then lacks the weights of this update.
+    with such an update, fairseq chooses the name checkpointEPOCH.pt instead. With ``--no-epoch-checkpoints``, it does
+    not write a file of this name, so the checkpoint of this update is missing.
 
     Args:
         original: fairseq's function.
@@ -88,10 +91,10 @@ def number_checkpoints_at_epoch_ends(
         epoch_itr: the iterator over the batches of the epoch.
         val_loss: the validation loss, or None.
     """
-    if not cfg.no_epoch_checkpoints:
-        return original(cfg, trainer, epoch_itr, val_loss)
-    # fairseq thinks that the epoch has not ended, so it writes checkpoint_EPOCH_UPDATES.pt.
-    return original(cfg, trainer, IteratorWithinEpoch(epoch_itr), val_loss)
+    if cfg.no_epoch_checkpoints:
+        # fairseq then thinks that the epoch has not ended, and writes checkpoint_EPOCH_UPDATES.pt.
+        epoch_itr = IteratorWithinEpoch(epoch_itr)
+    return original(cfg, trainer, epoch_itr, val_loss)
 
 
 class IteratorWithinEpoch:

@@ -78,9 +78,9 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
     num_shards = getattr(flags, "num_shards", 1)
     shard_id = getattr(flags, "shard_id", 0)
     is_given = num_shards != 1 or shard_id != 0
-    # --beam is a flag of the two commands that translate, fairseq-generate and fairseq-interactive, and of no other.
-    translates = hasattr(flags, "beam")
-    if not is_given or not translates:
+    # Only the two commands that translate, fairseq-generate and fairseq-interactive, have the flag --beam.
+    is_translation_command = hasattr(flags, "beam")
+    if not is_given or not is_translation_command:
         return
     is_interactive = hasattr(flags, "buffer_size")  # only fairseq-interactive has --buffer-size
     check_shard(num_shards, shard_id, is_interactive)
@@ -93,12 +93,15 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
 
 
 def check_shard(num_shards: int, shard_id: int, is_interactive: bool) -> None:
-    """Checks that a shard exists and that the command can translate it; raises SynthesizerError otherwise.
+    """Checks the flags ``--num-shards`` and ``--shard-id``, if one of them is given; raises SynthesizerError.
+
+    The shard must exist, and the command must be able to translate it.
 
     Args:
         num_shards: the value of ``--num-shards``.
         shard_id: the value of ``--shard-id``, which counts from 0.
-        is_interactive: whether the command is fairseq-interactive. It always reads all of its input.
+        is_interactive: whether the command is fairseq-interactive. It always reads all of its input, so none of the
+            two flags may be given.
     """
     if num_shards < 1:
         raise SynthesizerError(f"--num-shards {num_shards}: must be at least 1")

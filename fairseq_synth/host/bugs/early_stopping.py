@@ -51,7 +51,8 @@ def skip_finished_training(original: Callable[..., Any], cfg: Any, trainer: Any,
     checks these limits only after an update. It would train one update more, and overwrite checkpoint_last.pt.
 
     Returns:
-        What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch.
+        What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch. If
+        the training is finished, the iterator says that no epoch is left.
     """
     extra_state, batches = original(cfg, trainer, **kwargs)
     reason = why_training_is_finished(trainer)
@@ -69,16 +70,17 @@ def end_training(batches: Any, reason: str) -> NoEpochLeft:
 def why_training_is_finished(trainer: Any) -> str | None:
     """Returns which limit a training has reached, in words; None if it has reached neither.
 
+    The limits are ``--max-update`` and ``--stop-time-hours``. The value 0 is no limit.
+
     Args:
         trainer: fairseq's trainer, after it has loaded the checkpoint from which the training goes on.
     """
-    limits = trainer.cfg.optimization  # a limit of 0 updates or hours is no limit
     updates = trainer.get_num_updates()
+    if updates == 0:
+        return None  # A new training has reached no limit. fairseq also checks the limits only after an update.
+    limits = trainer.cfg.optimization
     if limits.max_update and updates >= limits.max_update:
         return f"the model has {updates} updates, and --max-update is {limits.max_update}"
-    is_new_training = updates == 0
-    if is_new_training:
-        return None  # It cannot be finished. fairseq also checks the time only after an update.
     hours = trainer.cumulative_training_time() / 3600  # fairseq counts seconds
     if limits.stop_time_hours > 0 and hours > limits.stop_time_hours:
         return f"the training took {hours:.1f} hours, and --stop-time-hours is {limits.stop_time_hours}"
@@ -98,21 +100,27 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
     number of validations since then only in memory. The replacement adds them to `extra_state`, and `resume_patience`
     reads them again.
     """
-    counter = find_used_counter()
-    if counter is not None:
+    count = find_current_count()
+    if count.best_score is not None:
         extra_state[STATE] = {
-            "best": float(counter.best),
-            "num_runs": counter.num_runs,
+            "best": float(count.best_score),
+            "num_runs": count.validations_since_best,
             "metric": self.cfg.checkpoint.best_checkpoint_metric,
         }
     return original(self, filename, extra_state)
 
 
 class PatienceCount(NamedTuple):
-    """The count of ``--patience`` that a checkpoint has."""
+    """How far ``--patience`` has counted: the best score, and the number of validations since then.
 
-    best_score: float
+    The best score is None before the first validation.
+    """
+
+    best_score: float | None
     validations_since_best: int
+
+
+NEW_COUNT = PatienceCount(best_score=None, validations_since_best=0)
 
 
 @repair(
@@ -125,28 +133,29 @@ def resume_patience(original: Callable[..., Any], cfg: Any, trainer: Any, **kwar
     """Replaces ``fairseq.checkpoint_utils.load_checkpoint`` (``original``): continues the count of ``--patience``.
 
     fairseq calls this function once, before the first update. ``--patience N`` ends a training after N validations
-    without a better score. The replacement restores the best score and the number of validations since then, which
-    `save_patience` has saved in the checkpoint. If this number has reached N, the training ends at once.
+    without a better score. The replacement restores the best score and the number of validations since then from the
+    checkpoint, where `save_patience` has saved them. If this number has reached N, the training ends at once.
 
     Returns:
-        What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch.
+        What the original returns: the extra state of the checkpoint, and the iterator over the batches of an epoch. If
+        the training ends at once, the iterator says that no epoch is left.
     """
-    # This must look at the files and flags as they are before the checkpoint is loaded.
-    is_new_training = begins_new_training(cfg, trainer)
+    is_new_training = begins_new_training(cfg, trainer)  # This has to be found out before the checkpoint is loaded.
     extra_state, batches = original(cfg, trainer, **kwargs)
-    # A new training, or one without a saved count, has None. Then the count starts anew, and nothing is used up.
-    count = None if is_new_training else find_saved_count(extra_state, metric=cfg.best_checkpoint_metric)
-    for counter in find_patience_counters():  # fairseq keeps the count in attributes of a function
-        restore_count(counter, count)
-    reason = why_patience_is_used_up(count, patience=cfg.patience)
-    if reason is None:
-        return extra_state, batches
-    # fairseq asks the iterator over the batches whether an epoch is left. The one that is returned here says no.
-    return extra_state, end_training(batches, reason)
+    if is_new_training:
+        count = NEW_COUNT
+    else:
+        count = find_saved_count(extra_state, metric=cfg.best_checkpoint_metric)
+    set_current_count(count)
+    has_limit = cfg.patience > 0
+    if has_limit and count.validations_since_best >= cfg.patience:
+        reason = f"the last {count.validations_since_best} validations were no better, --patience is {cfg.patience}"
+        return extra_state, end_training(batches, reason)
+    return extra_state, batches
 
 
-def find_saved_count(extra_state: dict[str, Any] | None, metric: str) -> PatienceCount | None:
-    """Returns the count of ``--patience`` that `save_patience` has saved in a checkpoint; None if there is none.
+def find_saved_count(extra_state: dict[str, Any] | None, metric: str) -> PatienceCount:
+    """Returns the count of ``--patience`` that `save_patience` has saved in a checkpoint; a new count if there is none.
 
     A count that was saved for another metric is not returned, because the scores cannot be compared.
 
@@ -155,23 +164,29 @@ def find_saved_count(extra_state: dict[str, Any] | None, metric: str) -> Patienc
         metric: the metric of this training, ``--best-checkpoint-metric``.
     """
     if extra_state is None or STATE not in extra_state:
-        return None
+        return NEW_COUNT
     saved = extra_state[STATE]
     if saved["metric"] != metric:
-        return None
+        return NEW_COUNT
     return PatienceCount(best_score=saved["best"], validations_since_best=saved["num_runs"])
 
 
-def why_patience_is_used_up(count: PatienceCount | None, patience: int) -> str | None:
-    """Returns in words why ``--patience`` has stopped a training; None if it has not stopped it.
+def set_current_count(count: PatienceCount) -> None:
+    """Sets fairseq's count of ``--patience``, which fairseq keeps in two attributes of `should_stop_early`."""
+    for should_stop_early in find_stop_functions():
+        should_stop_early.best = count.best_score
+        should_stop_early.num_runs = count.validations_since_best
 
-    Args:
-        count: the count of a resumed training; None for a new training.
-        patience: the value of ``--patience``; 0 or less is no limit.
-    """
-    if count is None or patience <= 0 or count.validations_since_best < patience:
-        return None
-    return f"the last {count.validations_since_best} validations were no better, --patience is {patience}"
+
+def find_current_count() -> PatienceCount:
+    """Returns fairseq's count of ``--patience``; it is a new count before the first validation."""
+    current_count = NEW_COUNT
+    # If both copies of the function have counted, the one in `__main__` belongs to this training. It comes last.
+    for should_stop_early in find_stop_functions():
+        best_score = getattr(should_stop_early, "best", None)
+        if best_score is not None:
+            current_count = PatienceCount(best_score, validations_since_best=should_stop_early.num_runs)
+    return current_count
 
 
 def begins_new_training(cfg: Any, trainer: Any) -> bool:
@@ -192,43 +207,18 @@ def begins_new_training(cfg: Any, trainer: Any) -> bool:
     return not PathManager.exists(last_checkpoint)
 
 
-def restore_count(counter: Any, count: PatienceCount | None) -> None:
-    """Sets the count of ``--patience`` to that of a checkpoint.
+def find_stop_functions() -> list[Any]:
+    """Returns all copies of fairseq's function ``should_stop_early``, which counts for ``--patience``.
 
-    Args:
-        counter: fairseq's function ``should_stop_early``, in whose attributes fairseq keeps the count. They are
-            changed.
-        count: the count of the checkpoint; None to start anew.
+    A copy is in the module ``fairseq_cli.train``, if a program has imported it. ``python -m fairseq_cli.train`` runs
+    the same file under the name ``__main__``, which then has a copy of its own.
     """
-    if count is not None:
-        counter.best = count.best_score
-        counter.num_runs = count.validations_since_best
-    elif hasattr(counter, "best"):
-        del counter.best  # Without it, fairseq sets both attributes anew after the next validation.
-
-
-def find_patience_counters() -> list[Any]:
-    """Returns fairseq's function ``should_stop_early``, in whose attributes fairseq keeps the count of ``--patience``.
-
-    The list can have two copies of this function, because ``python -m fairseq_cli.train`` runs the module
-    ``fairseq_cli.train`` by the name ``__main__``, and another program may import the same module by its own name. The
-    list is empty if the module is not imported.
-    """
-    counters = []
+    stop_functions = []
     for module_name in ("fairseq_cli.train", "__main__"):
         module = sys.modules.get(module_name)
         if module is not None and hasattr(module, "should_stop_early"):
-            counters.append(module.should_stop_early)
-    return counters
-
-
-def find_used_counter() -> Any:
-    """Returns fairseq's function ``should_stop_early``, if it has counted a validation already; otherwise None."""
-    used_counters = [counter for counter in find_patience_counters() if getattr(counter, "best", None) is not None]
-    if not used_counters:
-        return None
-    # If both copies of the function have counted, the one in `__main__` belongs to this training. It comes last.
-    return used_counters[-1]
+            stop_functions.append(module.should_stop_early)
+    return stop_functions
 
 
 @repair(
@@ -252,17 +242,17 @@ def refuse_epoch_without_update(
     Args:
         original: fairseq's constructor.
         self: the new iterator.
-        iterable: the batches of an epoch. With ``--skip-remainder-batch``, the last batch of the epoch is not among
-            them, because fairseq has left it out already.
+        iterable: the batches of an epoch. With ``--skip-remainder-batch``, fairseq has already left out the last batch
+            of the epoch, because it may be smaller than the others.
         chunk_size: the number of batches in an update, ``--update-freq``.
         skip_remainder_batch: the flag of this name.
     """
-    # They are counted now, because the original removes batches from `iterable`.
-    number_of_batches = len(iterable)
+    num_batches = len(iterable)  # They are counted now, because the original removes batches from `iterable`.
     original(self, iterable, chunk_size, skip_remainder_batch=skip_remainder_batch)
-    if skip_remainder_batch and not self.has_next():
+    has_update = self.has_next()
+    if skip_remainder_batch and not has_update:
         raise SynthesizerError(
-            f"--skip-remainder-batch: an epoch has no update: it has {number_of_batches} batches without its last "
+            f"--skip-remainder-batch: an epoch has no update: it has {num_batches} batches without its last "
             f"one, and an update needs {chunk_size} (--update-freq {chunk_size}); remove the flag, lower "
             "--update-freq, or use smaller batches"
         )

@@ -45,14 +45,11 @@ def load_language_model_with_target_words(
 ) -> Any:
     """Replaces ``fairseq.checkpoint_utils.load_model_ensemble`` (``original``): finds the words of a language model.
 
-    ``fairseq-generate --lm-path`` calls this function twice: with a task for the translation model, and then without a
-    task for the language model. In the second call, fairseq looks for the dict.txt of the language model in the
-    translation data, where fairseq-preprocess writes no file of this name. Both models must have the same words anyway.
-    So the replacement treats these calls differently:
-
-    - With a task, it remembers the target dictionary, and loads the model as usual.
-    - Without a task in a user's program, it loads the model as usual.
-    - Without a task in fairseq-generate, it loads the model with the dictionary that it remembers.
+    With ``--lm-path``, fairseq-generate calls this function twice: first with a task for the translation model, then
+    without a task for the language model. In the second call, fairseq looks for the dict.txt of the language model in
+    the translation data, where fairseq-preprocess writes no file of this name. But the language model must have the
+    same words as the targets of the translation model. So the replacement remembers the target dictionary in the first
+    call, and uses it in the second one. Every other model is loaded as usual.
 
     Args:
         original: fairseq's function.
@@ -64,13 +61,14 @@ def load_language_model_with_target_words(
     if task is not None:
         LastTranslation.target_dictionary = get_target_dictionary(task)
         return original(filenames, arg_overrides, task, *args, **kwargs)
-    dictionary = LastTranslation.target_dictionary
-    if dictionary is None or not is_called_by_fairseq_command():
+    has_dictionary = LastTranslation.target_dictionary is not None
+    # A user's program may also load a model without a task. Among fairseq's commands, only fairseq-generate does.
+    is_language_model_of_generate = has_dictionary and is_called_by_fairseq_command()
+    if not is_language_model_of_generate:
         return original(filenames, arg_overrides, task, *args, **kwargs)
-    # This is fairseq-generate with --lm-path. No other command of fairseq loads a model without a task.
-    (path,) = filenames  # --lm-path has one file. fairseq-generate passes nothing in `args` and `kwargs`.
-    overrides = {} if arg_overrides is None else arg_overrides
-    return load_language_model(original, path, dictionary=dictionary, overrides=overrides)
+    (path,) = filenames  # fairseq-generate passes one file and the overrides, and no further arguments.
+    overrides = arg_overrides or {}
+    return load_language_model(original, path, dictionary=LastTranslation.target_dictionary, overrides=overrides)
 
 
 def is_called_by_fairseq_command() -> bool:
@@ -110,7 +108,8 @@ def fuse_in_interactive(
         kwargs: the other arguments of fairseq's method.
     """
     lm_path = getattr(args, "lm_path", None)
-    if lm_path is not None and extra_gen_cls_kwargs is None:  # The language model was not loaded.
+    has_loaded_nothing = extra_gen_cls_kwargs is None
+    if lm_path is not None and has_loaded_nothing:
         language_model = load_prepared_language_model(
             lm_path, dictionary=self.target_dictionary, translation_model=models[0], search_flags=args
         )
@@ -127,13 +126,16 @@ def load_prepared_language_model(path: str, dictionary: Dictionary, translation_
         translation_model: the language model gets the same device and floating-point type.
         search_flags: the flags of the search.
     """
-    load_model_ensemble = find_original_load_model_ensemble()
-    language_models, _config = load_language_model(load_model_ensemble, path, dictionary=dictionary, overrides={})
+    # The function `load_model_ensemble` of this file would load the checkpoint again, so fairseq's own one is used.
+    language_models, _config = load_language_model(
+        find_original_load_model_ensemble(), path, dictionary=dictionary, overrides={}
+    )
     (language_model,) = language_models
-    weight = next(translation_model.parameters())
-    language_model.to(device=weight.device, dtype=weight.dtype)
-    # This method reads only two parts of fairseq's config: the flags of the search and those of the task.
-    language_model.prepare_for_inference_(SimpleNamespace(generation=search_flags, task=None))
+    any_weight = next(translation_model.parameters())
+    language_model.to(device=any_weight.device, dtype=any_weight.dtype)
+    # The next method reads only two parts of fairseq's config: the flags of the search and those of the task.
+    config = SimpleNamespace(generation=search_flags, task=None)
+    language_model.prepare_for_inference_(config)
     return language_model
 
 

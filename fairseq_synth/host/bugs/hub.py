@@ -61,11 +61,13 @@ def refuse_training(mode: bool = True) -> None:
 def pickle_choices() -> bool:
     """Tells pickle how to store the enumerations that fairseq makes for flags with a few choices.
 
-    The configuration of a model contains such enumerations. An enumeration is a class, and pickle usually stores the
-    name of a class. But these are made by a function and are all called "Choices", so they cannot be found by name.
+    The configuration of a model contains such enumerations. For example, ``ChoiceEnum(["gelu", "relu"])`` returns an
+    enumeration, which is a class called "Choices". pickle stores a class by its name, but no module has this class
+    under its name.
 
-    With ``copyreg.pickle``, a program sets how objects of a certain class are stored. In this case the objects are
-    classes themselves, and the class of these classes (their metaclass) is `StrEnumMeta`.
+    ``copyreg.pickle(cls, function)`` makes pickle store each instance of ``cls`` as ``function`` says. The enumerations
+    are classes, but also instances of their metaclass `StrEnumMeta`. So pickle then calls `reduce_choices`, which
+    stores the enumeration of the example as the call ``ChoiceEnum(["gelu", "relu"])``.
 
     Returns:
         True if pickle has been told now, False if it was told before.

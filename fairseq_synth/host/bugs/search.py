@@ -10,7 +10,7 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor
 
-from ..repairs import MARK, custom_repair, repair
+from ..repairs import add_repair_name, custom_repair, repair, repair_names
 
 
 @custom_repair(
@@ -20,17 +20,17 @@ from ..repairs import MARK, custom_repair, repair
 def forbid_repeated_ngrams() -> bool:
     """Replaces ``NGramRepeatBlock._no_repeat_ngram`` by the function `_no_repeat_ngram` of this module.
 
-    With ``--no-repeat-ngram-size``, fairseq should compare the end of the output with all earlier parts of it. The
-    output is at the beginning of a buffer that is as long as the longest possible output. fairseq takes the end of the
-    buffer, which is padding, for the end of the output. So it finds no repetition, and forbids nothing.
+    With ``--no-repeat-ngram-size``, fairseq should compare the last words of the output with all earlier parts of it.
+    The output is at the beginning of a longer buffer. For example, the output "a b c a b" has 5 tokens in a buffer of
+    200. fairseq compares the last words of the buffer instead, which are padding. So it never finds a repetition.
 
     Returns:
         True if the method was replaced now, False if it had been replaced before.
     """
-    is_replaced_already = hasattr(NGramRepeatBlock._no_repeat_ngram, MARK)
+    is_replaced_already = len(repair_names(NGramRepeatBlock._no_repeat_ngram)) > 0
     if is_replaced_already:
         return False
-    setattr(_no_repeat_ngram, MARK, ("forbid_repeated_ngrams",))  # Every replacement has the names of its repairs.
+    add_repair_name(_no_repeat_ngram, "forbid_repeated_ngrams")
     NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
     return True
 
@@ -59,7 +59,7 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     output = tokens[:, 1 : step + 1]  # (hypotheses, step): "a b c a b"
     ngrams = output.unfold(1, n, 1)  # (hypotheses, n-grams, n): "a b c", "b c a" and "c a b"
     beginnings = ngrams[:, :, : n - 1]  # (hypotheses, n-grams, n - 1): "a b", "b c" and "c a"
-    # The last n - 1 tokens of the output and the next token form a new n-gram.
+    # The last n - 1 tokens of the output and the next token form a new n-gram. If n is 1, there are no last tokens.
     last_tokens = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1): "a b"
     # True for each n-gram that begins like the new one. If n is 1, there is nothing to compare, and `all` is True.
     begins_like_new_ngram = (beginnings == last_tokens).all(dim=2)  # (hypotheses, n-grams): True, False, False
@@ -88,10 +88,11 @@ def penalize_groups_of_every_batch(
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
     The beam search calls this method once for each token of the output. With ``--diverse-beam-groups``, the method
-    keeps a tensor with a row of penalties for each sentence of the batch. For example, if a batch has the sentences 6
-    and 7 of the data set, their penalties are in rows 0 and 1. But fairseq reads rows 6 and 7. Such a row belongs to
-    another sentence, or it does not exist, and an IndexError follows. In the example, the replacement passes the
-    numbers 0 and 1 to fairseq, instead of 6 and 7.
+    keeps a tensor with a row of penalties for each sentence of the batch. fairseq confuses the number of this row with
+    the number of the sentence in the data set, and ends in an IndexError. The replacement passes the number of the row.
+
+    For example, a batch has the sentences 6 and 7 of the data set. Their penalties are in rows 0 and 1, so the
+    replacement passes [0, 1] to fairseq, instead of [6, 7]. Once sentence 6 is finished, it passes [1] instead of [7].
 
     Args:
         original: fairseq's method.
@@ -102,28 +103,27 @@ def penalize_groups_of_every_batch(
         prev_output_tokens: the output so far.
         original_batch_idxs: (sentences,), the numbers in the data set of the sentences that are not yet finished.
     """
-    if original_batch_idxs is None:
+    unfinished_sentences = original_batch_idxs
+    if unfinished_sentences is None:
         return original(self, step, lprobs, scores, prev_output_tokens, None)
     if step == 0:
-        # fairseq makes the rows in the first step, when all sentences of the batch are there. Finished sentences leave
-        # the batch later, but their rows stay.
-        self.sentence_of_each_row = original_batch_idxs
-    # In the example, the rows are [0, 1] in the first step. Once sentence 6 is finished, they are [1].
-    rows = find_places(original_batch_idxs, self.sentence_of_each_row)
+        # All sentences of the batch are unfinished now. In this order, fairseq makes the rows of their penalties.
+        self.all_sentences = unfinished_sentences
+    rows = find_places(unfinished_sentences, among=self.all_sentences)
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 
 
-def find_places(wanted: Tensor, values: Tensor) -> Tensor:
-    """Returns the place of each wanted value among the values: [30, 50] among [50, 40, 30] -> [2, 0].
+def find_places(wanted: Tensor, among: Tensor) -> Tensor:
+    """Returns the place of each wanted value among other values: [30, 50] among [50, 40, 30] -> [2, 0].
 
     Args:
-        wanted: (m,), each of which is among the values.
-        values: (n,), which are all different.
+        wanted: (m,), each of which is among the other values.
+        among: (n,), which are all different.
 
     Returns:
-        (m,), indices of `values`.
+        (m,), indices of `among`.
     """
-    is_equal = wanted.unsqueeze(1).eq(values.unsqueeze(0))  # (m, n), with a single True in each row
+    is_equal = wanted.unsqueeze(1).eq(among.unsqueeze(0))  # (m, n), with a single True in each row
     return is_equal.int().argmax(dim=1)
 
 

@@ -49,29 +49,29 @@ def explain_unreadable(error: Exception) -> str:
     6. torch has read the file, but fairseq does not find in it what it expects.
 
     Args:
-        error: what ``load_checkpoint_to_cpu`` of fairseq has raised.
+        error: the error that ``load_checkpoint_to_cpu`` of fairseq has raised.
     """
     text = str(error)
     reason = first_line(error)  # the rest of the text is often long
-    if isinstance(error, MemoryError) or "allocate memory" in text:
+    if isinstance(error, MemoryError) or "allocate memory" in text:  # 1
         return "not enough memory to load it; end other programs, or take a machine with more"
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError):  # 2
         return f"refers to a module that is not installed ({reason}); install it"
-    # The safe loader writes "Unsupported global: GLOBAL posix.system was not an allowed global by default".
+    # 3. The safe loader writes "Unsupported global: GLOBAL posix.system was not an allowed global by default".
     refused_type = re.search(r"GLOBAL (?P<name>\S+)", text)
     if refused_type:
         return (
             f"refused, it holds {refused_type['name']}, which is neither a weight nor a setting and might run code; "
             "take a checkpoint that you trust"
         )
-    if isinstance(error, pickle.UnpicklingError):
-        # The safe loader first advises to load the file without a check. The reason is in a later line of its message.
+    if isinstance(error, pickle.UnpicklingError):  # 4
+        # The first line of this message advises to load the file without a check. The line with the reason comes later.
         reason_of_loader = first_line(error, marker="Unsupported")
         return f"refused, it is damaged or no checkpoint of torch ({reason_of_loader}); take one that you trust"
     kind = type(error).__name__
-    if has_module_in_traceback(error, "torch"):
+    if has_module_in_traceback(error, "torch"):  # 5
         return f"not a readable checkpoint, perhaps cut short ({kind}: {reason}); take another"
-    return (
+    return (  # 6
         f"not a checkpoint of fairseq-train ({kind}: {reason}); give one that it has written, such as "
         "checkpoint_best.pt"
     )
@@ -95,8 +95,9 @@ def check_restored_checkpoint(
     """
     settings = self.cfg.checkpoint
     last_checkpoint = os.path.join(settings.save_dir, f"checkpoint_last{self.checkpoint_suffix}.pt")
-    is_last_checkpoint = filename == last_checkpoint  # otherwise a flag names the checkpoint
-    if not is_last_checkpoint and not PathManager.isfile(filename):
+    is_last_checkpoint = filename == last_checkpoint
+    is_named_by_flag = not is_last_checkpoint
+    if is_named_by_flag and not PathManager.isfile(filename):
         raise SynthesizerError(explain_missing_checkpoint(settings, filename))
     with errors_name_the_checkpoint(filename, is_last_checkpoint):
         return original(self, filename, *args, **kwargs)
@@ -150,8 +151,8 @@ def errors_name_the_checkpoint(filename: str, is_last_checkpoint: bool) -> Itera
 def name_other_scheduler(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replaces ``fairseq.optim.lr_scheduler.build_lr_scheduler`` (``original``): the scheduler checks what it loads.
 
-    The method ``load_state_dict`` of the returned scheduler raises SynthesizerError if a checkpoint has the state of
-    another kind of scheduler.
+    When a training is resumed, fairseq calls ``scheduler.load_state_dict`` with the state in the checkpoint. The
+    replacement makes this method raise SynthesizerError if the state is that of another kind of scheduler.
     """
     scheduler = original(*args, **kwargs)
     original_load_state_dict = scheduler.load_state_dict

@@ -92,9 +92,11 @@ def starts_with(file: BinaryIO, magic: bytes) -> bool:
 def read_mmap_size(file: BinaryIO) -> int:
     """Returns the size in bytes that an index in the format of `MMapIndexedDataset` gives its data file.
 
+    After the magic bytes, the index has a header of three numbers, and then two arrays: the number of tokens in each
+    sentence, and the position of each sentence in the data file, in bytes.
+
     Args:
-        file: the index, from which the magic bytes have been read. A header of three numbers follows, then the number
-            of tokens in each sentence, then the position of each sentence in the data file, in bytes.
+        file: the index, from which the magic bytes have been read.
     """
     # In the notation of the module struct, Q is a number of 8 bytes, and B is one of 1 byte.
     _version, dtype_code, num_sentences = read_header(file, "<QBQ")
@@ -116,6 +118,8 @@ def read_indexed_size(file: BinaryIO) -> int:
     - for each sentence, where it begins in the data file, in tokens, and at the end the number of all tokens;
     - the shapes of all sentences.
 
+    The first and the third array are read only to see whether the index is complete.
+
     Args:
         file: the index, from which the magic bytes have been read.
     """
@@ -123,7 +127,7 @@ def read_indexed_size(file: BinaryIO) -> int:
     _version, _dtype_code, bytes_per_token, num_sentences, num_shapes = read_header(file, "<QQQQQ")
     _shape_positions = read_numbers(file, num_sentences + 1, np.int64)
     token_positions = read_numbers(file, num_sentences + 1, np.int64)
-    _shapes = read_numbers(file, num_shapes, np.int64)  # only to see whether the index is complete
+    _shapes = read_numbers(file, num_shapes, np.int64)
     num_tokens = int(token_positions[-1])
     return num_tokens * bytes_per_token
 

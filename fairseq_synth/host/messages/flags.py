@@ -61,9 +61,9 @@ LONG_LIST_OF_CHOICES = r"argument (?P<flag>\S+): invalid choice: '(?P<value>.*?)
 def check_written_flags(flags: argparse.Namespace) -> None:
     """Checks flags of a fairseq command whose values fairseq reads only later, with errors that do not name the flag.
 
-    These are the flags in `LITERALS`, whose value is a dict or a list, written in JSON or Python, such as
-    ``--eval-bleu-args '{"beam": 4}'``; and ``--eval-bleu-detok``. If ``--eval-bleu-args`` has a key that does not
-    exist, such as "beem", fairseq would ignore it.
+    These are ``--eval-bleu-detok`` and the flags in `LITERALS`. The value of such a flag is a literal: a dict or a
+    list, written in JSON or Python, such as ``--eval-bleu-args '{"beam": 4}'``. If ``--eval-bleu-args`` has a key that
+    does not exist, such as "beem", fairseq would ignore it.
 
     Raises:
         SynthesizerError: a value cannot be read, ``--eval-bleu-args`` has an unknown key, or the tokenizer of
@@ -73,9 +73,10 @@ def check_written_flags(flags: argparse.Namespace) -> None:
         text = getattr(flags, name, None)
         if not isinstance(text, str):
             continue  # this command has no such flag, or the flag is not given
-        value = read_literal(flag_name(name), text=text, literal=literal)
-        if name == "eval_bleu_args":
-            check_generation_flags(flag_name(name), settings=value)
+        flag = flag_name(name)
+        value = read_literal(flag, text, literal)
+        if flag == "--eval-bleu-args":
+            check_generation_flags(flag, settings=value)
     check_detokenizer(flags)
 
 
@@ -142,24 +143,27 @@ def shorten_choices(original: Callable[..., Any], parser: argparse.ArgumentParse
     """Replaces ``fairseq.options.parse_args_and_arch`` (``original``): suggests similar names for a wrong ``--arch``.
 
     If the value of a flag is not one of its choices, argparse calls the method ``error`` of the parser with a message
-    that lists all choices. For ``--arch`` this list has 13,000 characters. The replacement changes this method of the
-    parser, and then lets fairseq parse the command line.
+    that lists all choices. For ``--arch`` this list has 13,000 characters. The replacement first changes this method of
+    the parser, and then lets fairseq parse the command line.
     """
-    original_error = parser.error  # It prints the message and ends the process.
+    error_of_argparse = parser.error  # It prints the message and ends the process.
 
     def report_error(message: str) -> None:
         """Raises SynthesizerError if the message lists very many choices; otherwise reports it as argparse does."""
         suggestion = suggest_similar_choices(message)
         if suggestion is not None:
             raise SynthesizerError(suggestion)
-        original_error(message)
+        error_of_argparse(message)
 
     parser.error = report_error  # type: ignore[method-assign, assignment]
     return original(parser, *args, **kwargs)
 
 
 def suggest_similar_choices(message: str) -> str | None:
-    """Returns a line with the choices that are most similar to what the user has written.
+    """Returns a line with the choices that are most similar to a user's wrong value.
+
+    For example, the message "argument --arch/-a: invalid choice: 'transformr' (choose from 'fconv', 'lstm', …)" becomes
+    "--arch transformr: unknown; the most similar names are transformer, …".
 
     Args:
         message: argparse's message about a flag.

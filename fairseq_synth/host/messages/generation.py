@@ -37,8 +37,8 @@ def refuse_lost_constraints(
     """
     constraints = kwargs.get("constraints")
     search = getattr(generator, "search", None)  # None: a generator of another task, which has no beam search
-    needs_constraints = isinstance(search, LexicallyConstrainedBeamSearch)
-    if needs_constraints and constraints is None:
+    is_constrained_search = isinstance(search, LexicallyConstrainedBeamSearch)
+    if is_constrained_search and constraints is None:
         raise SynthesizerError(
             "--constraints: only fairseq-interactive reads constraints, after a tab in each line, and only for a "
             "translation model; remove the flag"

@@ -48,7 +48,8 @@ def will_validate(cfg: Any) -> bool:
 def check_lengths(trainer: Any) -> None:
     """Checks that no validation sentence is longer than the model's limit, or than ``--max-tokens``.
 
-    Nothing is checked if the task has its own way to skip sentences or to form batches.
+    Nothing is checked if the task has its own way to skip sentences or to form batches, and nothing if it has several
+    pairs of languages, whose data sets skip long sentences themselves.
 
     Args:
         trainer: fairseq's trainer, with the model, the task and its data sets.
@@ -62,10 +63,9 @@ def check_lengths(trainer: Any) -> None:
     max_tokens = trainer.cfg.dataset.max_tokens_valid
     # fairseq's function returns the lowest of these limits.
     limits = resolve_max_positions(task.max_positions(), trainer.get_model().max_positions(), max_tokens)
-    if limits is None:
+    has_limits_of_several_pairs = isinstance(limits, dict)
+    if limits is None or has_limits_of_several_pairs:
         return
-    if isinstance(limits, dict):
-        return  # These are the limits of several pairs of languages. Their data sets skip long sentences themselves.
     for subset in trainer.cfg.dataset.valid_subset.split(","):
         if subset in task.datasets:
             check_subset_lengths(task.dataset(subset), subset=subset, limits=limits, max_tokens=max_tokens)
@@ -82,7 +82,7 @@ def has_own_batches(task: FairseqTask) -> bool:
 def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int | None) -> None:
     """Checks the lengths of one validation set; raises SynthesizerError if a sentence is too long.
 
-    The message consists of an advice, what is too long, and a hint, for example:
+    The message consists of an advice, the number of sentences that are too long, and a hint, for example:
 
         --synth-max-length: train with a larger one; --valid-subset valid: 2 sentences are too long, the first is number
         7 (its tokens: 80, 75; max_positions=(64, 64)); shorten each, or skip this example with --skip-…; HINT
@@ -97,37 +97,42 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     if len(too_long) == 0:
         return
     first = too_long[0]
-    size = dataset.size(first)
-    lengths = size if isinstance(size, tuple) else (size,)  # a pair of sentences has two lengths, a row of text has one
-    tokens = ", ".join(str(int(length)) for length in lengths)
-    limits_text = f"max_positions={limits}"  # as in fairseq's own messages, which the two functions below can read
-    # "skip this example with --skip-..." are fairseq's own words, which scripts may look for.
+    lengths = list_lengths(dataset, first)
+    tokens = ", ".join(str(length) for length in lengths)
+    # Scripts may look for "max_positions=..." and "skip this example with --skip-...", which are fairseq's own words.
     message = (
         f"--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} (its "
-        f"tokens: {tokens}; {limits_text}); shorten each, or skip this example with "
+        f"tokens: {tokens}; max_positions={limits}); shorten each, or skip this example with "
         "--skip-invalid-size-inputs-valid-test"
     )
-    is_synthesizers_limit = has_limit_of_synthesizer(limits_text)
-    advice = advise_flag(max(lengths), max_tokens=max_tokens, is_synthesizers_limit=is_synthesizers_limit)
-    if advice is not None:
-        message = f"{advice}; {message}"
-    raise SynthesizerError(message + length_hint(limits_text))
+    exceeds_synth_max_length = has_limit_of_synthesizer(message)
+    advice = advise_flag(max(lengths), max_tokens, exceeds_synth_max_length)
+    raise SynthesizerError(advice + message + length_hint(message))
 
 
-def advise_flag(length: int, max_tokens: int | None, is_synthesizers_limit: bool) -> str | None:
-    """Returns the advice to raise the flag that excludes a sentence; None if it is not known which flag does.
+def list_lengths(dataset: Any, index: int) -> list[int]:
+    """Returns the number of tokens of the source and the target of a pair of sentences, or that of a row of text."""
+    size = dataset.size(index)
+    lengths = size if isinstance(size, tuple) else (size,)
+    return [int(length) for length in lengths]
+
+
+def advise_flag(length: int, max_tokens: int | None, exceeds_synth_max_length: bool) -> str:
+    """Returns the advice to raise the flag that excludes a sentence, such as "--max-tokens 100: raise it, …; ".
+
+    The result is empty if it is not known which flag excludes the sentence.
 
     Args:
         length: the length of the sentence, in tokens.
         max_tokens: the number of tokens that fit into a batch of validation; None if there is no limit.
-        is_synthesizers_limit: whether the sentence is longer than ``--synth-max-length``.
+        exceeds_synth_max_length: whether the sentence is longer than ``--synth-max-length``.
     """
     if max_tokens is not None and length > max_tokens:
-        # The sentence does not fit into a batch, so a larger limit of the model alone would not help.
-        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid"
-    if is_synthesizers_limit:
-        return "--synth-max-length: train with a larger one"
-    return None
+        # This comes first: a larger --synth-max-length would not help, because no batch can have the sentence.
+        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
+    if exceeds_synth_max_length:
+        return "--synth-max-length: train with a larger one; "
+    return ""
 
 
 @repair(
@@ -159,16 +164,16 @@ def check_metric_is_measured(metric: str, trainer: Any) -> None:
         metric: the value of ``--best-checkpoint-metric``.
         trainer: fairseq's trainer.
     """
-    task_flags = getattr(trainer.task, "cfg", None)  # None: the task has no flags
-    measures_bleu = getattr(task_flags, "eval_bleu", False)
+    task_flags: Any = getattr(trainer.task, "cfg", None)  # None: the task has no flags
+    has_bleu_flag = hasattr(task_flags, "eval_bleu")  # Tasks of translation have the flag --eval-bleu.
+    measures_bleu = has_bleu_flag and task_flags.eval_bleu
     is_surely_measured = metric == "loss" or (metric == "bleu" and measures_bleu)
     if is_surely_measured:
         return
     measured_metrics = measure_one_batch(trainer)  # This takes time, so it is done only if the metric is in doubt.
     if metric in measured_metrics:
         return
-    can_measure_bleu = hasattr(task_flags, "eval_bleu")  # Tasks of translation have the flag --eval-bleu.
-    bleu_choice = ", and bleu with --eval-bleu" if can_measure_bleu else ""
+    bleu_choice = ", and bleu with --eval-bleu" if has_bleu_flag else ""
     raise SynthesizerError(
         f"--best-checkpoint-metric {metric}: validation does not compute this metric; choose from "
         f"{', '.join(measured_metrics)}{bleu_choice}"
@@ -209,7 +214,7 @@ def check_classes(
     labels = list_labels(self.label_dictionary)
     if len(labels) <= num_classes:
         return dataset
-    # More labels than classes are no mistake if this data set does not use the labels with the highest numbers.
+    # There are too few classes for all labels. This is a mistake only if this data set uses a label that has none.
     label_numbers = [int(dataset[i]["target"]) for i in range(len(dataset))]
     if any(number >= num_classes for number in label_numbers):
         raise SynthesizerError(

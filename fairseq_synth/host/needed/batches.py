@@ -70,9 +70,9 @@ def find_buckets_with_new_numpy(original: Callable[..., Any], sizes: np.ndarray,
         The length of the longest sentence in each bucket, in ascending order.
     """
     percentages = np.linspace(0, 100, num_buckets + 1)
-    boundaries = np.percentile(sizes, percentages, method="lower")
+    boundaries = np.percentile(sizes, percentages, method="lower")  # "lower": each is the length of some sentence
     upper_bounds = boundaries[1:]  # the first boundary, at 0 percent, is the shortest sentence
-    return np.unique(upper_bounds)
+    return np.unique(upper_bounds)  # without repetitions
 
 
 def drops_last_batch() -> bool:
@@ -112,9 +112,8 @@ def keep_last_batch(
     if len(indices) == 0:
         return []
     batches = list(original(indices, *args, **kwargs))
-    # The value of this argument, which the call may pass by position or by name.
-    fixed_shapes = find_argument("fixed_shapes", original, indices, *args, **kwargs)
-    if fixed_shapes is not None:
+    arguments = name_arguments(original, indices, *args, **kwargs)
+    if arguments.get("fixed_shapes") is not None:
         return batches  # Batches of fixed shapes are formed in another way, which leaves out no sentence.
     # fairseq puts the sentences into batches in the order of `indices`, so those that are left out are at the end.
     num_sentences_in_batches = sum(len(batch) for batch in batches)
@@ -124,13 +123,12 @@ def keep_last_batch(
     return batches
 
 
-def find_argument(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Returns the argument called `name` of the call ``function(*args, **kwargs)``; None if the call does not have it.
+def name_arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Returns {name: value} of the arguments of the call ``function(*args, **kwargs)``, without calling the function.
 
-    It does not matter whether the call passes the argument by position or by name. The function is not called.
+    For example, ``name_arguments(pow, 2, exp=3)`` returns {"base": 2, "exp": 3}.
     """
-    call = inspect.signature(function).bind(*args, **kwargs)
-    return call.arguments.get(name)
+    return inspect.signature(function).bind(*args, **kwargs).arguments
 
 
 @repair(
@@ -146,7 +144,8 @@ def keep_bucketed_sentences(
 
     With ``--num-batch-buckets``, sentences of similar length form a bucket, and each is padded to the longest sentence
     of its bucket. fairseq compares these padded lengths with the limits of the model. If one sentence of a bucket is
-    too long, it skips the whole bucket. The replacement first shortens the padding to the limits.
+    too long, all sentences of the bucket are padded to its length, and fairseq skips them all. The replacement first
+    shortens the padding to the limits. Then fairseq skips only the sentence that is too long.
 
     Args:
         original: fairseq's method.
@@ -158,14 +157,12 @@ def keep_bucketed_sentences(
         What the original returns: the numbers of the sentences to keep, and those of the sentences to skip.
     """
     has_buckets = self.buckets is not None
-    if not has_buckets or max_sizes is None:
-        return original(self, indices, max_sizes)
-    if isinstance(max_sizes, (tuple, list)):
-        max_source_length, max_target_length = max_sizes
-    else:
-        max_source_length = max_target_length = max_sizes
-    # This changes the padded lengths in the data set, which the original then compares with the limits.
-    shorten_padding(self, max_source_length=max_source_length, max_target_length=max_target_length)
+    if has_buckets and max_sizes is not None:
+        if isinstance(max_sizes, (tuple, list)):
+            max_source_length, max_target_length = max_sizes
+        else:
+            max_source_length = max_target_length = max_sizes
+        shorten_padding(self, max_source_length=max_source_length, max_target_length=max_target_length)
     return original(self, indices, max_sizes)
 
 
@@ -198,9 +195,10 @@ def update_buckets(dataset: LanguagePairDataset) -> None:
 
 
 def shorten_padding_of_side(side: BucketPadLengthDataset, lengths: np.ndarray, max_length: float) -> None:
-    """Changes the padded lengths of all source sentences, or of all target sentences, in place.
+    """Shortens the padded lengths of all source sentences, or of all target sentences, to `max_length`, in place.
 
-    A sentence of at most `max_length` tokens is no longer padded beyond `max_length`. Longer sentences are not changed.
+    Sentences of more than `max_length` tokens are not changed. For example, three sentences of 5, 9 and 12 tokens are
+    all padded to 12 tokens. If `max_length` is 10, they are then padded to 10, 10 and 12 tokens.
 
     Args:
         side: the source or target sentences; ``side.sizes`` has the padded length of each sentence.
@@ -209,8 +207,9 @@ def shorten_padding_of_side(side: BucketPadLengthDataset, lengths: np.ndarray, m
     """
     if max_length == math.inf:
         return
-    is_padded_too_far = (lengths <= max_length) & (side.sizes > max_length)  # True or False for each sentence
-    # The array is changed in place, because the data set also holds it as src_sizes or tgt_sizes.
+    fits_model = lengths <= max_length  # True or False for each sentence
+    is_padded_too_far = fits_model & (side.sizes > max_length)
+    # The array itself is changed, because the data set also has it as its attribute src_sizes or tgt_sizes.
     side.sizes[is_padded_too_far] = max_length
 
 
@@ -275,10 +274,9 @@ def refuse_rows_left_out(
     rows that are longer than the model's limit. For a model with a limit of 512 tokens, it would leave out all rows of
     1024 tokens, and score only the last, shorter row. The replacement raises SynthesizerError instead.
     """
-    # The value of this argument, which the call may pass by position or by name.
-    limit = find_argument("max_positions", original, self, dataset, *args, **kwargs)
-    has_limit = isinstance(limit, int)  # the limit of a language model is a number; None is no limit
-    if has_limit:
+    arguments = name_arguments(original, self, dataset, *args, **kwargs)
+    limit = arguments.get("max_positions")  # the limit of a language model is a whole number
+    if isinstance(limit, int):
         check_row_lengths(self, dataset, limit)
     return original(self, dataset, *args, **kwargs)
 
@@ -296,13 +294,11 @@ def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> N
     if num_too_long == 0:
         return
     adds_bos_token = getattr(task.args, "add_bos_token", False)
-    if adds_bos_token:
-        what_model_accepts = f"{limit} tokens that the model accepts in addition to the token of --add-bos-token"
-    else:
-        what_model_accepts = f"{limit} tokens that the model accepts"
-    hint = length_hint(f"max_positions={limit}")  # empty if the limit is not that of a Synthesizer
+    addition = " in addition to the token of --add-bos-token" if adds_bos_token else ""
+    # This function finds the limit in a text in fairseq's words. The hint is empty if no Synthesizer has this limit.
+    hint = length_hint(f"max_positions={limit}")
     raise SynthesizerError(
-        f"--tokens-per-sample: {num_too_long} of {len(dataset)} blocks are longer than the {what_model_accepts}, and "
-        f"fairseq would skip them; use at most {limit}, and also --sample-break-mode none if single sentences "
-        f"are longer{hint}"
+        f"--tokens-per-sample: {num_too_long} of {len(dataset)} blocks are longer than the {limit} tokens that the "
+        f"model accepts{addition}, and fairseq would skip them; use at most {limit}, and also --sample-break-mode none "
+        f"if single sentences are longer{hint}"
     )

@@ -34,10 +34,12 @@ def load_weights_only(original: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 @contextlib.contextmanager
 def weights_only() -> Iterator[None]:
-    """Lets ``torch.load`` load only weights, and run no code of the file, in the body of a with statement.
+    """Is a context manager: in its body, ``torch.load`` loads only weights, and runs no code of the file.
 
     For this time, ``torch.load`` is replaced by a function that calls it with ``weights_only=True``, whatever its
-    caller has passed. Nothing changes with versions of torch before 2.6. They have no list of further types to allow,
+    caller has passed.
+
+    Nothing changes with versions of torch before 2.6. They do not let a program allow further types (`has_allow_list`),
     so they could not load fairseq's checkpoints in this way.
     """
     if not has_allow_list():
@@ -68,12 +70,12 @@ def allow_checkpoint_types() -> bool:
     an UnpicklingError about ``weights_only=True``.
 
     Returns:
-        True if the types are allowed now; False if all were allowed before, or if this torch has no list of types.
+        True if this call has changed the types that are allowed.
     """
     if not has_allow_list():
         return False
     allowed_types = torch.serialization.get_safe_globals()
-    types_of_checkpoints = [argparse.Namespace, *numpy_types()]
+    types_of_checkpoints = [argparse.Namespace, *numpy_classes(), *numpy_functions()]
     missing_types = [item for item in types_of_checkpoints if item not in allowed_types]
     if not missing_types:
         return False
@@ -81,24 +83,31 @@ def allow_checkpoint_types() -> bool:
     return True
 
 
-def numpy_types() -> list[Any]:
-    """Returns the types and functions that a pickled numpy array or number refers to.
-
-    The list is for ``torch.serialization.add_safe_globals``. An entry is a type or function, or a pair of a function
-    and the name by which a pickle refers to it. A function alone stands for its own module and name.
-    """
+def numpy_classes() -> list[type]:
+    """Returns the classes that a pickled numpy array or number refers to, for torch's safe loader."""
     # numpy has a class of its own for each dtype. Some versions of numpy have no public name for these two classes.
-    dtype_classes = [type(np.dtype("int64")), type(np.dtype("float64"))]
-    types: list[Any] = [np.ndarray, np.dtype, *dtype_classes]
-    # A pickle of an array or a number has the name of the function that makes it again, such as
-    # "numpy.core.multiarray.scalar" if numpy 1 has written it, and "numpy._core.multiarray.scalar" with numpy 2.
+    int64_dtype = type(np.dtype("int64"))
+    float64_dtype = type(np.dtype("float64"))
+    return [np.ndarray, np.dtype, int64_dtype, float64_dtype]
+
+
+def numpy_functions() -> list[Any]:
+    """Returns the two functions that make a numpy array or number when it is unpickled, for torch's safe loader.
+
+    A pickle refers to a function by its module and name. numpy 1 has written "numpy.core.multiarray.scalar", and numpy
+    2 writes "numpy._core.multiarray.scalar". So the list has a pair of each function and each of these names. It also
+    has the functions alone, which stand for their present names.
+    """
     make_array = find_unpickling_function(np.zeros(1))
     make_number = find_unpickling_function(np.float64(0))
-    types += [make_array, make_number]
-    for module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        types.append((make_array, f"{module}._reconstruct"))
-        types.append((make_number, f"{module}.scalar"))
-    return types
+    return [
+        make_array,
+        (make_array, "numpy.core.multiarray._reconstruct"),
+        (make_array, "numpy._core.multiarray._reconstruct"),
+        make_number,
+        (make_number, "numpy.core.multiarray.scalar"),
+        (make_number, "numpy._core.multiarray.scalar"),
+    ]
 
 
 def find_unpickling_function(value: Any) -> Any:
