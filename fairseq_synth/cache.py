@@ -317,6 +317,7 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
     may_need_second_derivative = torch.is_grad_enabled()
     if has_single_new_token and not may_need_second_derivative:
         return sum_without_copy(weights, layer_cache.values, table)
+    # `F.embedding` returns the row of the matrix for each number in the table.
     copied_values = F.embedding(table.rows, layer_cache.values)  # (B, H, t, d_h)
     return torch.matmul(weights, copied_values)
 

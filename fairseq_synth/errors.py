@@ -97,8 +97,7 @@ def find_cause(error: BaseException) -> BaseException | None:
     * It was raised by ``raise ... from cause``.
     * fairseq or torch caught another error, and raised this one to report it (`is_raised_again`).
 
-    Any other error that was raised while another one was being handled is taken as a mistake in the code that handles
-    errors. The other one is not its cause.
+    If other code raises an error while it handles one, that may be a mistake in this code. So there is no cause then.
     """
     was_raised_with_from = error.__suppress_context__  # Python sets this in ``raise ... from ...``.
     if was_raised_with_from:
@@ -109,7 +108,7 @@ def find_cause(error: BaseException) -> BaseException | None:
 
 
 def is_raised_again(error: BaseException) -> bool:
-    """Returns whether fairseq or torch may have raised an error to report another one, which they do in two classes."""
+    """Returns whether fairseq or torch raised an error to report another error, as an Exception or a RuntimeError."""
     package = raising_module(error).split(".")[0]
     return package in ("fairseq", "torch") and type(error) in (Exception, RuntimeError)
 

@@ -382,7 +382,7 @@ class Mixture(LayerSynthesizer):
             self.components[name] = SYNTHESIZERS[name](num_heads, head_dim, max_length, rank)
         self.reads_query_key = any(function.reads_query_key for function in self.functions())
         self.limit = longest_sentence(names, max_length, beyond_length)  # in tokens, or None
-        self.alpha: nn.Parameter | None = None
+        self.alpha: nn.Parameter | None = None  # It stays None if the functions are added up without weights.
         if mixture == "convex" and len(names) > 1:
             self.alpha = nn.Parameter(torch.empty(len(names), num_heads))
 
