@@ -355,7 +355,8 @@ def forget_earlier_import() -> None:
     """
     model_names = {name for name, model in MODEL_REGISTRY.items() if is_of_this_package(model)}
     architectures_with_preset = {name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)}
-    # Under the name of each model, fairseq registers an architecture, too. Its preset is not of this package.
+    # fairseq also registers an architecture under the name of each model. Its preset is fairseq's own, so it is not
+    # among those above.
     architectures = architectures_with_preset | model_names
     for name in model_names:
         forget_model(name)

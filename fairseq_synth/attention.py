@@ -67,6 +67,7 @@ class SyntheticAttention(nn.Module):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
     ) -> None:
+        """Builds the attention, with initial values. The arguments are described at the class."""
         super().__init__()
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
@@ -75,24 +76,27 @@ class SyntheticAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.check_heads(synthesizer)
         self.num_query_heads = sum(mixture.num_heads for mixture in synthesizer.mixtures() if mixture.reads_query_key)
+
         # --retain-dropout-modules finds the dropout by the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
         self.build_projections(q_noise, qn_block_size)
         self.synthesizer = synthesizer
-        # Whether the checkpoint that is loaded next has no weights of synthesizing functions in any layer. A model sets
-        # this before it loads a checkpoint.
+        self.reset_parameters()
+
+        # Only `adapt_checkpoint` reads this, when weights are loaded. A model sets it before, to whether the checkpoint
+        # is a stock Transformer's. An attention that is loaded alone takes the checkpoint for one.
         self.loads_stock_checkpoint = True
-        # Where this layer finds the keys and values of earlier tokens in a decoder's state; see `remember`.
+
+        # The keys of this layer's entries in the state of a decoder; see `remember`.
         self.vectors_key = self.state_key("vectors")
         self.table_key = self.state_key("table")
-        # In the later layers of a decoder, `share_table` sets this to the `table_key` of the first layer.
-        self.first_layers_table_key: str | None = None
-        self.reset_parameters()
+        # The key of the first layer's table. `share_table` sets it in all later layers of a decoder.
+        self.first_layers_table_key = self.table_key
 
     def build_projections(self, q_noise: float, qn_block_size: int) -> None:
         """Builds the linear layers for keys, values, queries and output, in the order of fairseq's own attention.
 
-        The same seed then gives both attentions the same weights. If no head reads queries and keys, ``k_proj`` and
+        From the same seed, both attentions then get the same weights. If no head reads queries and keys, ``k_proj`` and
         ``q_proj`` are None.
 
         Args:
@@ -105,6 +109,7 @@ class SyntheticAttention(nn.Module):
 
         has_queries = self.num_query_heads > 0
         query_width = self.num_query_heads * self.head_dim
+        # Each layer draws random numbers, so their order matters.
         self.k_proj = build_projection(query_width) if has_queries else None
         self.v_proj = build_projection(self.embed_dim)
         self.q_proj = build_projection(query_width) if has_queries else None
@@ -196,45 +201,48 @@ class SyntheticAttention(nn.Module):
         return out, weights.mean(dim=1)
 
     def project(self, x: Tensor) -> Projections:
-        """Returns the queries, keys and values of the layer's input (T, B, C)."""
-        # Modules are read from the dictionary of modules for speed: reading a module as an attribute takes Python as
-        # long as making a view of a tensor.
+        """Returns the queries, keys and values of the layer's input (T, B, C).
+
+        Queries and keys are None if no head reads them. Each projection is a matrix product. In training, all three are
+        computed by a single product, which is faster, unless a projection has hooks or is quantized.
+        """
+        # This is `self.v_proj`, but faster. As an attribute, a module takes as long to read as a view of a tensor.
         modules: dict[str, Any] = self._modules
         v_proj = modules["v_proj"]
-        if self.num_query_heads == 0:  # There are no q_proj and k_proj.
-            return Projections(None, None, self.split_heads(v_proj(x)))
+        if self.num_query_heads == 0:
+            return Projections(q=None, k=None, v=self.split_heads(v_proj(x)))
         q_proj = modules["q_proj"]
         k_proj = modules["k_proj"]
-        # In training, a single matrix product is faster. If torch traces or compiles the model, the three products of
-        # inference are recorded.
+
+        joined = None
+        # If torch traces or compiles the model, it is to record what is computed in inference.
         if self.training and not is_recorded():
             joined = join_linear_layers([q_proj, k_proj, v_proj])  # None if a projection has hooks or is quantized
-            if joined is not None:
-                return self.project_at_once(x, joined)
+        if joined is not None:
+            return self.project_at_once(x, joined)
+
         q = self.split_heads(q_proj(x))
         k = self.split_heads(k_proj(x))
         v = self.split_heads(v_proj(x))
-        return Projections(q, k, v)
+        return Projections(q=q, k=k, v=v)
 
     def project_at_once(self, x: Tensor, joined: LinearWeights) -> Projections:
         """Returns queries, keys and values, computed by one matrix product in place of three.
 
-        This is faster in training, where the gradients are one product each too. With three projections, the gradient
-        of the input would be a sum of three products.
+        This is faster in training, because the gradient of the input is one product, too, and no sum of three.
 
         Args:
             x: The layer's input, (T, B, C).
             joined: The weights of a linear layer that computes queries, keys and values side by side.
         """
         tgt_len, bsz, _ = x.size()
-        # For each token, the product has the heads of its queries, then those of its keys, then those of its values.
-        # All heads have values, but only some may have queries and keys.
+        features = F.linear(x.flatten(0, 1), joined.weight, joined.bias)  # (T B, d_h for each head of q, k and v)
+        # All heads of the layer have values, but maybe only some have queries and keys.
         heads_of_q_k_v = [self.num_query_heads, self.num_query_heads, self.num_heads]
-        features = F.linear(x.flatten(0, 1), joined.weight, joined.bias)
         by_head = features.view(tgt_len, bsz, sum(heads_of_q_k_v), self.head_dim)
         q, k, v = by_head.split_with_sizes(heads_of_q_k_v, dim=2)  # (T, B, heads, d_h) each
         # (T, B, heads, d_h) -> (B, heads, T, d_h)
-        return Projections(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3))
+        return Projections(q=q.permute(1, 2, 0, 3), k=k.permute(1, 2, 0, 3), v=v.permute(1, 2, 0, 3))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Returns projected tokens (T, B, heads d_h) as (B, heads, T, d_h), without a copy."""
@@ -250,7 +258,7 @@ class SyntheticAttention(nn.Module):
         """
         out_proj = self.out_proj
         weights = read_linear_weights(out_proj)
-        if weights is None:  # The projection has hooks or is quantized, for example, so that it has to be called.
+        if weights is None:  # The projection has to be called, because it has hooks or is quantized, for example.
             return out_proj(out.view(size))
         # A matrix product of two dimensions takes less time than one of three.
         return F.linear(out, weights.weight, weights.bias).view(size)
@@ -278,10 +286,9 @@ class SyntheticAttention(nn.Module):
         if len(logits) == 1:  # A shortcut without `split`, whose backward pass would copy the gradient of the values.
             return attend(logits[0], v, key_padding_mask, attn_mask, dropout)
         values = v.split(self.heads_of_groups(), dim=1)
-        outputs = [
-            attend(group_logits, group_value, key_padding_mask, attn_mask, dropout)
-            for group_logits, group_value in zip(logits, values)
-        ]
+        outputs = []  # for each group (T B, d_h times the number of its heads)
+        for group_logits, group_values in zip(logits, values):
+            outputs.append(attend(group_logits, group_values, key_padding_mask, attn_mask, dropout))
         return torch.cat(outputs, dim=-1)
 
     def compute_weights(
@@ -300,8 +307,8 @@ class SyntheticAttention(nn.Module):
             tgt_len: T, the number of rows, one for each query.
             src_len: S, the number of columns, one for each key.
             key_padding_mask, attn_mask: As in `computations.plain.attention_weights`.
-            bsz: B, the number of sentences. If it is None, and all sentences have the same weights, these weights are
-                computed only once, (1, H, T, S).
+            bsz: B, the number of sentences, to compute weights for each of them. With None, the weights are computed
+                only once, (1, H, T, S), if they are the same for all sentences.
         """
         weights_by_group = []
         for group_logits, num_heads in zip(logits, self.heads_of_groups()):
@@ -310,10 +317,7 @@ class SyntheticAttention(nn.Module):
             )
         if len(weights_by_group) == 1:
             return weights_by_group[0]
-        # If `bsz` is None, some groups may have weights for each sentence, and others the same for all sentences.
-        num_sentences = max(weights.size(0) for weights in weights_by_group)
-        expanded_weights = [weights.expand(num_sentences, -1, -1, -1) for weights in weights_by_group]
-        return torch.cat(expanded_weights, dim=1)
+        return join_weights(weights_by_group)
 
     def heads_of_groups(self) -> list[int]:
         """Returns the number of heads in each group of heads of one kind."""
@@ -347,45 +351,46 @@ class SyntheticAttention(nn.Module):
         """
         if is_causal(attn_mask):
             raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
-        table = self.read_first_layers_table(incremental_state)
-        if table is None:
-            # This is the first layer, so its own table gets the new tokens, for all layers.
+        if self.has_own_table(incremental_state):
             table = self.extend_own_table(incremental_state, v, key_padding_mask)
+        else:
+            table = incremental_state[self.first_layers_table_key]  # The first layer has extended it in this step.
         old_vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)  # None before the first token
         vectors = cache.append_to_layer(old_vectors, k, v, table)
         incremental_state[self.vectors_key] = vectors
         return Memory(vectors, table)
 
-    def read_first_layers_table(self, incremental_state: IncrementalState) -> cache.BlockTable | None:
-        """Returns the block table that the first layer of the decoder has extended by the newest tokens in this step.
+    def has_own_table(self, incremental_state: IncrementalState) -> bool:
+        """Returns whether this layer has to extend a block table of its own in this step of decoding.
 
-        Returns None in three cases, in which this layer has to extend a table of its own:
-
-        1. This layer is the first layer of its decoder, or is in no decoder.
-        2. This layer has a table of its own from earlier tokens, which the first layer did not see.
-        3. This layer is called without its decoder, so that the first layer has no table.
+        In a decoder only the first layer does. All later layers use its table, with two exceptions: a layer that got
+        earlier tokens of its own from `_set_input_buffer`, and a layer that is called without its decoder.
         """
-        if self.first_layers_table_key is None:
-            return None
-        if self.table_key in incremental_state:
-            return None
-        return incremental_state.get(self.first_layers_table_key)
+        is_first_layer = self.first_layers_table_key == self.table_key
+        has_earlier_tokens_of_its_own = self.table_key in incremental_state
+        is_called_without_decoder = self.first_layers_table_key not in incremental_state
+        return is_first_layer or has_earlier_tokens_of_its_own or is_called_without_decoder
 
     def extend_own_table(
         self, incremental_state: IncrementalState, newest_values: Tensor, key_padding_mask: Tensor | None
     ) -> cache.BlockTable:
         """Extends the block table of this layer by the newest tokens, and returns the new table.
 
+        A layer has the keys and values of all tokens in matrices. A block table says which of their rows belong to
+        which hypothesis. The matrices may have more rows than there are tokens; their capacity says how many fit.
+
         Args:
             incremental_state: The state of the decoder, in which the table is replaced.
             newest_values: The values of the newest tokens, (B, H, n, d_h).
             key_padding_mask: The padding of these tokens, (B, n), or None.
         """
-        vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)
-        capacity = 0  # the number of tokens that the matrices of keys and values have rows for
-        if vectors is not None:
-            capacity = vectors.values.size(0) // self.num_heads  # A token has a row for each head.
+        # Both entries of the state are missing before the first token.
         old_table: cache.BlockTable | None = incremental_state.get(self.table_key)
+        vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)
+        num_rows = 0
+        if vectors is not None:
+            num_rows = vectors.values.size(0)
+        capacity = num_rows // self.num_heads  # in tokens, each of which has a row for each head
         table = cache.extend_table(old_table, newest_values, capacity, key_padding_mask)
         incremental_state[self.table_key] = table
         return table
@@ -410,7 +415,7 @@ class SyntheticAttention(nn.Module):
     def _set_input_buffer(
         self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
     ) -> IncrementalState:
-        """Replaces the earlier tokens of this layer by those of a buffer, and returns the state.
+        """Makes this layer remember the tokens of a buffer in place of its earlier tokens, and returns the state.
 
         fairseq's decoder layer calls this method, by this name, with its argument ``prev_self_attn_state``.
 
@@ -423,11 +428,9 @@ class SyntheticAttention(nn.Module):
         reads_keys = self.num_query_heads > 0  # The heads that have queries are those that read keys.
         keys = buffer.get("prev_key") if reads_keys else None
         padding = buffer.get("prev_key_padding_mask")
-        # The tokens of the buffer are the newest tokens of a table and of matrices that do not exist yet.
-        table = cache.extend_table(table=None, newest_values=values, capacity=0, key_padding_mask=padding)
-        vectors = cache.append_to_layer(layer_cache=None, newest_keys=keys, newest_values=values, table=table)
-        incremental_state[self.table_key] = table
-        incremental_state[self.vectors_key] = vectors
+        memory = make_memory(keys, values, padding)
+        incremental_state[self.vectors_key] = memory.vectors
+        incremental_state[self.table_key] = memory.table
         return incremental_state
 
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
@@ -456,17 +459,15 @@ class SyntheticAttention(nn.Module):
         """
         if not self.can_be_folded():
             return
-        mixtures = self.synthesizer.mixtures()
-        like = weight_of(self.out_proj)  # All factors get the device and type of the projections.
         with torch.no_grad():
-            # The scale and the weights of ``vanilla`` go into q_proj, which has the heads in the order of the mixtures.
-            # The factors are read first, because `fold_weights_` sets them to 1.
-            query_factors = [mixture.query_factor(like) for mixture in mixtures if mixture.reads_query_key]
+            query_factors = []  # (heads of the mixture,) for each mixture that reads queries
+            for mixture in self.synthesizer.mixtures():
+                # The mixture changes its own parameters. It returns what remains to be multiplied into the queries.
+                query_factor = mixture.fold_weights_(like=weight_of(self.out_proj))
+                if mixture.reads_query_key:
+                    query_factors.append(query_factor)
             if query_factors:
                 self.scale_queries_(torch.cat(query_factors))
-            # The weights of all other functions go into the parameters of these functions.
-            for mixture in mixtures:
-                mixture.fold_weights_(like)
 
     def scale_queries_(self, factor: Tensor) -> None:
         """Changes the query projection so that the queries of each head are multiplied by its factor.
@@ -498,6 +499,32 @@ class Memory(NamedTuple):
 
     vectors: cache.LayerCache
     table: cache.BlockTable
+
+
+def make_memory(keys: Tensor | None, values: Tensor, key_padding_mask: Tensor | None) -> Memory:
+    """Returns the memory of a layer that has seen only these t tokens.
+
+    Args:
+        keys: (B, heads with keys, t, d_h), or None if no head reads keys.
+        values: (B, H, t, d_h).
+        key_padding_mask: (B, t), true at padding, or None.
+    """
+    # All tokens are new: before them, there is no table, and there are no matrices that could take any tokens.
+    table = cache.extend_table(table=None, newest_values=values, capacity=0, key_padding_mask=key_padding_mask)
+    vectors = cache.append_to_layer(layer_cache=None, newest_keys=keys, newest_values=values, table=table)
+    return Memory(vectors=vectors, table=table)
+
+
+def join_weights(weights_by_group: list[Tensor]) -> Tensor:
+    """Returns the attention weights of all heads, (B, H, T, S), from those of each group of heads.
+
+    Args:
+        weights_by_group: (B, heads of the group, T, S) for each group; or (1, heads of the group, T, S) if the weights
+            are the same for all B sentences. If that is so in all groups, it is so in the result.
+    """
+    bsz = max(weights.size(0) for weights in weights_by_group)
+    expanded_weights = [weights.expand(bsz, -1, -1, -1) for weights in weights_by_group]
+    return torch.cat(expanded_weights, dim=1)
 
 
 def weight_of(layer: nn.Module) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 # The matrices are replaced by smaller ones if they have rows for more than this many times the tokens in use. New ones
 # have rows for twice the tokens in use (`choose_num_rows`), so this happens only after many hypotheses have ended.
-LARGEST_EXCESS = 4
+LARGEST_CAPACITY_FACTOR = 4
 
 
 class RowCounter:
@@ -144,7 +144,8 @@ def renumber(table: BlockTable) -> BlockTable:
 def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens: int, capacity: int) -> bool:
     """Returns whether the matrices of keys and values are to be replaced by new ones.
 
-    They are if the new tokens do not fit, or if so few of their rows are used that memory is wasted.
+    They are if the new tokens do not fit, or if so few of their rows are used that memory is wasted. For example,
+    matrices for 100 tokens that contain 95 are full for 6 new tokens. They waste memory if only 24 tokens are live.
 
     Args:
         counter: Says how many tokens have rows in the matrices, including those of dropped hypotheses.
@@ -153,8 +154,8 @@ def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens
         capacity: The number of tokens that the matrices have rows for.
     """
     is_full = counter.num_tokens + num_new_tokens > capacity
-    is_mostly_unused = capacity > LARGEST_EXCESS * num_live_tokens
-    return is_full or is_mostly_unused
+    wastes_memory = capacity > LARGEST_CAPACITY_FACTOR * num_live_tokens
+    return is_full or wastes_memory
 
 
 def reserve_rows(counter: RowCounter, bsz: int, num_heads: int, count: int, device: torch.device) -> Tensor:
@@ -197,18 +198,19 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
     The matrix is changed in place if possible. `make_room` and `write_rows` say when it is copied.
 
     Args:
-        matrix: The matrix so far, (N H, d_h): a row for each of N tokens and H heads. None before the first token.
+        matrix: The matrix so far, with a row of d_h features for each token and head. None before the first token.
         newest: The vectors of n new tokens of B hypotheses, (B, H, n, d_h). If only the first heads have vectors, the
             other heads get zeros.
-        table: The table that `extend_table` has returned for this step. It says which rows to write to.
+        table: The table that `extend_table` has returned for this step. ``table.newest_rows``, (B, H, n), says which
+            rows to write to.
     """
-    newest = append_zero_heads(newest, num_heads=table.rows.size(1))  # (B, H, n, d_h)
-    head_dim = newest.size(3)
-    # Two lists in the same order: the new vectors, and the rows of the matrix to write them to. Both tensors begin with
-    # the dimensions (B, H, n), which are permuted to (n, B, H).
-    new_vectors = newest.permute(2, 0, 1, 3).reshape(-1, head_dim)  # (n B H, d_h)
-    rows_to_write = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (n B H,)
-    return write_rows(make_room(matrix, new_vectors, table), rows_to_write, new_vectors)
+    newest = append_zero_heads(newest, num_heads=table.rows.size(1))
+    # Two lists in the same order: the new vectors, and the numbers of their rows. The order is that of the memory, by
+    # token, hypothesis and head, so that `reshape` usually copies nothing.
+    new_vectors = newest.permute(2, 0, 1, 3).reshape(-1, newest.size(3))  # (B, H, n, d_h) -> (n B H, d_h)
+    row_numbers = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (B, H, n) -> (n B H,)
+    matrix_with_room = make_room(matrix, new_vectors, table)
+    return write_rows(matrix_with_room, row_numbers, new_vectors)
 
 
 def write_rows(matrix: Tensor, row_numbers: Tensor, rows: Tensor) -> Tensor:
@@ -222,7 +224,8 @@ def write_rows(matrix: Tensor, row_numbers: Tensor, rows: Tensor) -> Tensor:
     if must_stay_unchanged(matrix):
         changed_copy = matrix.index_copy(0, row_numbers, rows)
         return changed_copy
-    return matrix.index_copy_(0, row_numbers, rows)
+    matrix.index_copy_(0, row_numbers, rows)  # in place
+    return matrix
 
 
 def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
@@ -238,18 +241,22 @@ def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
 def make_room(matrix: Tensor | None, new_vectors: Tensor, table: BlockTable) -> Tensor:
     """Returns a matrix that has free rows for the new vectors: the matrix of the last step, or a new one.
 
+    A matrix has a row of d_h features for each token and head.
+
     Args:
-        matrix: The matrix of the last step, (N H, d_h), or None before the first token.
-        new_vectors: The vectors to be written, (n B H, d_h). Only their width and type are read.
+        matrix: The matrix of the last step, or None before the first token.
+        new_vectors: The vectors to be written, (number of vectors, d_h). Only their width and type are read.
         table: The table of this step.
     """
     if matrix is None:
         head_dim = new_vectors.size(1)
         return new_vectors.new_empty([choose_num_rows(table), head_dim])
-    if table.kept_tokens is None:
-        return matrix  # The table says that the matrix has enough free rows.
+    # If the old matrix has too few free rows, the table lists the tokens to copy from it into a new one.
+    tokens_to_copy = table.kept_tokens
+    if tokens_to_copy is None:
+        return matrix
     num_heads = table.rows.size(1)
-    return copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
+    return copy_kept_tokens(matrix, tokens_to_copy, num_heads, choose_num_rows(table))
 
 
 def must_stay_unchanged(matrix: Tensor) -> bool:
@@ -269,8 +276,11 @@ def choose_num_rows(table: BlockTable) -> int:
 def copy_kept_tokens(matrix: Tensor, kept_tokens: Tensor, num_heads: int, num_rows: int) -> Tensor:
     """Returns a new matrix of `num_rows` rows that begins with the vectors of the kept tokens, in their order.
 
+    For example, with 2 heads, the kept tokens 0 and 2 have the rows 0, 1, 4 and 5 of the old matrix. They become the
+    rows 0 to 3 of the new matrix.
+
     Args:
-        matrix: The old matrix, (N H, d_h), where each token has H neighbouring rows.
+        matrix: The old matrix, (N H, d_h), where each of N tokens has H neighbouring rows.
         kept_tokens: The numbers of the tokens to copy.
         num_heads: H.
         num_rows: Number of rows of the new matrix. The rows after the copied tokens are not initialised.
@@ -307,27 +317,31 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
     may_need_second_derivative = torch.is_grad_enabled()
     if has_single_new_token and not may_need_second_derivative:
         return sum_without_copy(weights, layer_cache.values, table)
+    # `F.embedding` returns the row of the matrix for each number in the table.
     copied_values = F.embedding(table.rows, layer_cache.values)  # (B, H, t, d_h)
     return torch.matmul(weights, copied_values)
 
 
 def sum_without_copy(weights: Tensor, values: Tensor, table: BlockTable) -> Tensor:
-    """Returns the weighted sum of values for a single new token, (B, H, 1, d_h), as `weighted_values` describes it.
+    """Returns the weighted sum of the values of all tokens for a single new token, (B, H, 1, d_h).
 
-    `F.embedding_bag` reads the values where they are in the matrix. It returns a weighted sum of rows of the matrix for
-    each *bag* of rows. Here, a bag has the rows of one hypothesis and head, which are its t tokens. The bags are one
-    behind the other in the list of all rows, and an offset says where a bag begins.
+    For each hypothesis b and head h, it is the sum of ``weights[b, h, 0, j] * values[table.rows[b, h, j]]`` over the
+    tokens j.
+
+    `F.embedding_bag` computes it without copying the values. It takes a list of row numbers that is divided into bags,
+    and adds up the rows of each bag. Here, each hypothesis and head has a bag of t rows. For example, two bags of three
+    rows may be the list [0, 2, 4, 1, 3, 5] with the offsets [0, 3], where the bags begin.
 
     Args:
         weights: The attention weights of the new token, (B, H, 1, t).
-        values: The matrix of values.
-        table: Has the rows of each bag and the offsets.
+        values: The matrix of values, with d_h features in each row.
+        table: Has the rows, (B, H, t), and the offsets of the bags, (B H,).
     """
     bsz, num_heads, _ = table.rows.size()
     sums = F.embedding_bag(
-        table.rows.reshape(-1),  # (B H t,), sorted by hypothesis, then by head, then by token
+        table.rows.reshape(-1),  # (B H t,)
         values,
-        offsets=table.offsets,  # (B H,)
+        offsets=table.offsets,
         mode="sum",
         per_sample_weights=weights.reshape(-1),  # (B H t,), in the order of the rows
     )  # (B H, d_h)

@@ -26,37 +26,31 @@ def adapt_checkpoint(
 ) -> None:
     """Checks that an attention can load its weights from a checkpoint, and adds what a stock checkpoint lacks.
 
-    There are three cases:
-
-    1. The checkpoint has no such attention. Nothing is done.
-    2. The attention in the checkpoint computes dot products alone, as in a stock Transformer. The weights that the
-       model needs in addition are added to `state_dict`.
-    3. The attention in the checkpoint has other functions. The model has to have the same functions.
+    If the attention in the checkpoint computes dot products alone, as in a stock Transformer, the model may mix other
+    functions with them, whose weights are added to `state_dict`. Otherwise the model must have the functions of the
+    checkpoint.
 
     Args:
-        state_dict: The weights of the checkpoint, which is changed in place in the second case.
+        state_dict: The weights of the checkpoint, to which weights may be added in place.
         prefix: The keys of this attention begin with it; it ends with a dot.
         synthesizer: The part of the attention that computes the logits.
         is_stock_checkpoint: Whether no layer of the checkpoint has keys ``synthesizer.*``; see `check_start`.
 
     Raises:
-        SynthesizerError: The weights do not fit. Each function ``check_...`` raises it for one reason.
+        SynthesizerError: The weights do not fit.
     """
-    # 1. No such attention. Strict loading, which comes next, lists what is missing.
     has_keys_of_this_attention = any(key.startswith(prefix) for key in state_dict)
     if not has_keys_of_this_attention:
-        return
+        return  # Strict loading, which comes next, lists what is missing.
 
     saved = select_prefix(state_dict, f"{prefix}synthesizer.")  # the weights of all functions but ``vanilla``
-    saved_has_queries = f"{prefix}q_proj.weight" in state_dict
+    saved_has_queries = f"{prefix}q_proj.weight" in state_dict  # They are the weights of ``vanilla``.
     check_folding(prefix, saved, synthesizer)
     has_dot_products_alone = saved_has_queries and not saved
     if has_dot_products_alone:
-        # 2. Dot products alone.
         check_start(prefix, synthesizer, is_stock_checkpoint)
-        start_from_dot_product(state_dict, prefix, synthesizer)
+        add_functions_with_zero_logits(state_dict, prefix, synthesizer)
     else:
-        # 3. Other functions.
         check_functions(prefix, saved, saved_has_queries, synthesizer)
         check_mixture(prefix, saved, synthesizer)
         check_shapes(prefix, saved, synthesizer)
@@ -130,20 +124,23 @@ def check_functions(prefix: str, saved: StateDict, saved_has_queries: bool, synt
 def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
     """Raises SynthesizerError if the attention has another ``--synth-mixture`` in the checkpoint than in the model.
 
+    Of the two mixtures, ``convex`` has a parameter ``alpha`` wherever heads have several functions, and ``sum`` has
+    none.
+
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
-        saved: The state dict of the synthesizer in the checkpoint, which has the functions of the model.
+        saved: The state dict of the synthesizer in the checkpoint. `check_functions` has made sure that it has the
+            functions of the model.
         synthesizer: The synthesizer of the model.
     """
-    # Only a convex mixture has a parameter ``alpha``. A single function never has it. The functions are the same in
-    # checkpoint and model, so if their alphas differ, one of the two is ``convex`` and the other one is ``sum``.
     saved_alphas = keys_with_name(saved, "alpha")
     model_alphas = keys_with_name(synthesizer.state_dict(), "alpha")
     if saved_alphas == model_alphas:
         return
-    attention = prefix.removesuffix(".")
+    # The functions are the same, so one of the two mixtures is convex, and the other one is a sum.
     is_saved_convex = len(saved_alphas) > 0
     mixture_of_checkpoint = "convex" if is_saved_convex else "sum"
+    attention = prefix.removesuffix(".")
     raise SynthesizerError(
         f"{attention}: the checkpoint was trained with --synth-mixture {mixture_of_checkpoint}; use that"
     )
@@ -186,25 +183,23 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint:
     """
     attention = prefix.removesuffix(".")
     mixtures = synthesizer.mixtures()  # one for each kind of heads
-    has_heads_of_one_kind = len(mixtures) == 1
-    # 1. No head has ``vanilla``, the only function that reads queries and keys.
-    if has_heads_of_one_kind and not mixtures[0].reads_query_key:
+    model_needs_more_weights = has_own_weights(synthesizer)
+    if len(mixtures) > 1:
+        if model_needs_more_weights:
+            raise SynthesizerError(
+                f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of "
+                f"several kinds; {advise_functions(attention)}"
+            )
+        return
+
+    reads_query_key = mixtures[0].reads_query_key  # It has ``vanilla``, whose weights are in the checkpoint.
+    if not reads_query_key:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    # 2. All heads have ``vanilla`` alone, so that the checkpoint lacks nothing.
-    if has_vanilla_alone(synthesizer):
-        return
-    # 3. Some heads have other functions than other heads.
-    if not has_heads_of_one_kind:
-        raise SynthesizerError(
-            f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of several "
-            f"kinds; {advise_functions(attention)}"
-        )
-    # 4. All heads mix ``vanilla`` with other functions. The checkpoint is a Synthesizer's, but has none of them here.
-    if not is_stock_checkpoint:
+    if model_needs_more_weights and not is_stock_checkpoint:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
@@ -212,29 +207,30 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint:
         )
 
 
-def has_vanilla_alone(synthesizer: LayerSynthesizer) -> bool:
-    """Returns whether all heads compute dot products alone.
+def has_own_weights(synthesizer: LayerSynthesizer) -> bool:
+    """Returns whether a synthesizer has weights of its own.
 
-    The weights of ``vanilla`` are the query and key projections of the attention. Only other functions have weights in
-    the state dict of the synthesizer.
+    It has none if all heads compute dot products alone, because the weights of ``vanilla`` are the query and key
+    projections of the attention.
     """
-    return not synthesizer.state_dict()
+    return bool(synthesizer.state_dict())
 
 
-def start_from_dot_product(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
-    """Makes the logits of all trained functions other than ``vanilla`` 0, in the model and in the checkpoint.
+def add_functions_with_zero_logits(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
+    """Adds the functions of the model that a stock checkpoint lacks to the checkpoint, with logits of 0.
 
-    The checkpoint of a stock attention has no weights of these functions, so it gets those of the model. A model with
-    ``--synth-mixture sum`` then starts with the output of the stock model.
+    With ``--synth-mixture sum``, the model then starts with the output of the stock Transformer. Functions that are not
+    trained keep their logits.
 
     Args:
-        state_dict: The weights of the checkpoint, which is changed in place.
+        state_dict: The weights of the checkpoint, which get those of the functions in place.
         prefix: The keys of the attention begin with it; it ends with a dot.
-        synthesizer: The synthesizer of the model, which `check_start` has accepted. It is changed in place.
+        synthesizer: The synthesizer of the model, which `check_start` has accepted. The weights of its functions are
+            changed in place, too.
     """
-    if has_vanilla_alone(synthesizer):
-        return  # There are no other functions.
-    mixture = synthesizer.mixtures()[0]  # All heads have this mixture, because `check_start` has refused other models.
+    if not has_own_weights(synthesizer):
+        return  # All heads compute dot products alone.
+    [mixture] = synthesizer.mixtures()  # `check_start` has refused heads of several kinds.
     attention = prefix.removesuffix(".")
     logger.info(f"{attention}: starting {' and '.join(mixture.components)} from the weights of dot-product attention")
     warn_of_other_output(attention, mixture)

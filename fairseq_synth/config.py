@@ -86,6 +86,18 @@ def config_class(name: str, *flags: Flag) -> Any:
 
 # the fields of fairseq's configs that are dataclasses again
 NESTED_FIELDS = ("encoder", "decoder", "quant_noise")
+# {name of a flag: its default where fairseq's is wrong}. Both widths are that of the decoder, as on fairseq's command
+# line. With Hydra, fairseq's default is always 512. II("model.x") is an interpolation: a reference to the value of x.
+RIGHT_DEFAULTS = {
+    "decoder_input_dim": II("model.decoder_embed_dim"),
+    "decoder_output_dim": II("model.decoder_embed_dim"),
+}
+# {name of a flag: its type where fairseq's is wrong}. fairseq declares a list, but expects a text such as "0,2". (It
+# does not know the annotation `str | None`.)
+RIGHT_TYPES = {
+    "encoder_layers_to_keep": Optional[str],  # noqa: UP045
+    "decoder_layers_to_keep": Optional[str],  # noqa: UP045
+}
 
 
 def flatten(config: type) -> list[Flag]:
@@ -121,15 +133,8 @@ def field_to_flag(config_field: Any, name: str) -> Flag:
         config_field: a field that is no dataclass. It has a default, and no default factory.
         name: the name of the flag.
     """
-    default: Any = config_field.default
-    annotation: Any = config_field.type
-    if name in ("decoder_input_dim", "decoder_output_dim"):
-        # The default is the width of the decoder, as on fairseq's command line. With Hydra, fairseq's default is always
-        # 512. II("model.x") is an interpolation: a reference to the value of x.
-        default = II("model.decoder_embed_dim")
-    if name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
-        # fairseq declares a list, but expects a text such as "0,2". (It does not know the annotation `str | None`.)
-        annotation = Optional[str]  # noqa: UP045
+    default = RIGHT_DEFAULTS.get(name, config_field.default)
+    annotation = RIGHT_TYPES.get(name, config_field.type)
     return Flag(name, annotation, field(default=default, metadata=config_field.metadata))
 
 
@@ -256,7 +261,9 @@ def check_attention(args: argparse.Namespace, stack: str) -> None:
 
 
 def read_layers(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, ...]]:
-    """Returns the groups of heads of each layer that is to be built, as ``--{stack}-synthesizer`` describes them.
+    """Returns the groups of heads of each layer, as ``--{stack}-synthesizer`` describes them.
+
+    Layers that ``--{stack}-layers-to-keep`` leaves out are left out here, too.
 
     Args:
         args: the flags of the model.
@@ -276,7 +283,7 @@ def read_layers(args: argparse.Namespace, stack: str) -> list[tuple[HeadGroup, .
         raise SynthesizerError(
             f"{flag} {spec!r} names {len(groups_of_layers)} layers, but --{stack}-layers is {num_layers}"
         )
-    # Up to here, there are groups for all layers, also for those that --{stack}-layers-to-keep leaves out.
+    # Like --{stack}-layers, the list counts all layers. Only some of them may be built.
     return [groups_of_layers[layer] for layer in kept_layers(args, stack)]
 
 
@@ -294,7 +301,7 @@ def kept_layers(args: argparse.Namespace, stack: str) -> list[int]:
     layers_to_keep = getattr(args, f"{stack}_layers_to_keep", None)  # such as "0,2"
     if not layers_to_keep:
         return list(range(num_layers))
-    # The numbers are compared as text, so that anything else than a number is refused, too.
+    # The numbers are compared as text: "0" and "2" exist, and "x" does not.
     numbers = [number.strip() for number in layers_to_keep.split(",")]
     existing_numbers = {str(layer) for layer in range(num_layers)}
     has_repetition = len(set(numbers)) < len(numbers)

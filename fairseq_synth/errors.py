@@ -92,20 +92,23 @@ def chain_of_causes(error: BaseException) -> list[BaseException]:
 def find_cause(error: BaseException) -> BaseException | None:
     """Returns the error that caused this one, or None.
 
-    The cause is what ``raise ... from cause`` names. An error that was raised without ``from``, while another one was
-    being handled, may be due to a mistake in the code that handles errors. So the other one counts as its cause only if
-    fairseq or torch raised it again.
+    An error has a cause in two cases:
+
+    * It was raised by ``raise ... from cause``.
+    * fairseq or torch caught another error, and raised this one to report it (`is_raised_again`).
+
+    If other code raises an error while it handles one, that may be a mistake in this code. So there is no cause then.
     """
-    was_raised_with_from = error.__suppress_context__
+    was_raised_with_from = error.__suppress_context__  # Python sets this in ``raise ... from ...``.
     if was_raised_with_from:
-        return error.__cause__  # None after `raise ... from None`
+        return error.__cause__  # None after ``raise ... from None``
     if is_raised_again(error):
         return error.__context__  # the error that was being handled
     return None
 
 
 def is_raised_again(error: BaseException) -> bool:
-    """Returns whether fairseq or torch raised an error of another class again as an Exception or a RuntimeError."""
+    """Returns whether fairseq or torch raised an error to report another error, as an Exception or a RuntimeError."""
     package = raising_module(error).split(".")[0]
     return package in ("fairseq", "torch") and type(error) in (Exception, RuntimeError)
 

@@ -122,30 +122,43 @@ class HeadGroups(LayerSynthesizer):
         return cast(list[Mixture], list(self.groups))
 
     def forward(self, inputs: Inputs) -> list[Logits]:
-        """Returns the logits of each group of heads, computed from the group's slice of the inputs.
-
-        Args:
-            inputs: The layer's input x, (T, B, H d_h), has d_h features for each head. Queries and keys have heads only
-                for the groups that read them; the other groups are left out there.
-        """
+        """Returns the logits of each group of heads, which sees only its own heads of the inputs."""
         logits_of_groups = []
         first_head = 0  # the first head of the group among all heads
         first_query_head = 0  # the first head of the group among the heads that have queries and keys
         for mixture in self.mixtures():
-            num_heads = mixture.num_heads
-            head_dim = mixture.head_dim
-            group_x = inputs.x.narrow(dim=2, start=first_head * head_dim, length=num_heads * head_dim)
-            group_q = None
-            group_k = None
+            group_inputs = select_heads(inputs, mixture, first_head, first_query_head)
+            logits_of_groups.extend(mixture(group_inputs))  # The list of a mixture has one element.
+            first_head += mixture.num_heads
             if mixture.reads_query_key:
-                assert inputs.q is not None and inputs.k is not None
-                group_q = inputs.q.narrow(dim=1, start=first_query_head, length=num_heads)
-                group_k = inputs.k.narrow(dim=1, start=first_query_head, length=num_heads)
-                first_query_head += num_heads
-            group_inputs = Inputs(group_x, group_q, group_k, inputs.start, inputs.src_len)
-            logits_of_groups += mixture(group_inputs)  # A mixture is one group, so its list has one element.
-            first_head += num_heads
+                first_query_head += mixture.num_heads
         return logits_of_groups
+
+
+def select_heads(inputs: Inputs, mixture: Mixture, first_head: int, first_query_head: int) -> Inputs:
+    """Returns the part of a layer's inputs that belongs to a group of neighbouring heads, as views.
+
+    For example, let the heads 0 and 1 be ``random`` and the heads 2 and 3 ``vanilla``, the only function here that
+    reads queries and keys. Then ``inputs.q`` has two heads. For ``vanilla``, `first_head` is 2 and `first_query_head`
+    is 0.
+
+    Args:
+        inputs: The inputs of the layer. x, (T, B, H d_h), has d_h features for each head. Queries and keys, (B, heads,
+            T or S, d_h), have only the heads of groups that read them.
+        mixture: The functions of the group.
+        first_head: The first head of the group among all H heads.
+        first_query_head: The first head of the group among the heads that have queries and keys.
+    """
+    num_heads = mixture.num_heads
+    head_dim = mixture.head_dim
+    x = inputs.x.narrow(dim=2, start=first_head * head_dim, length=num_heads * head_dim)
+    q = None
+    k = None
+    if mixture.reads_query_key:
+        assert inputs.q is not None and inputs.k is not None
+        q = inputs.q.narrow(dim=1, start=first_query_head, length=num_heads)
+        k = inputs.k.narrow(dim=1, start=first_query_head, length=num_heads)
+    return Inputs(x, q, k, inputs.start, inputs.src_len)
 
 
 def build_synthesizer(

@@ -47,24 +47,31 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
-        """Returns a new model with the settings in a config; see `SynthesizerModel`."""
+        """Returns a new model with the settings in a config; see `SynthesizerModel`.
+
+        The model reads text in rows of ``--tokens-per-sample`` tokens. Some functions take only rows up to a limit,
+        ``--synth-max-length``.
+        """
         settings = cls.read_config(cfg, task)
         args = check_and_parse_flags(settings, cls.stacks)
         check_embeddings(args)
-        limit = stack_limit(args, args.decoder_head_groups)  # the longest row, or None
+        has_bos_token = bool(args.add_bos_token)  # Then each row has one more token.
+        limit = stack_limit(args, args.decoder_head_groups)  # None: rows may have any length
         if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token=bool(args.add_bos_token))
+            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token=has_bos_token)
 
         model = cls(build_decoder(args, task))
-        model.add_bos_token = bool(args.add_bos_token)
+        # Both attributes decide how long the rows of an evaluation may be; see `max_positions`.
+        model.add_bos_token = has_bos_token
         model.takes_longer_rows = not has_limited_positions(args, limit)
-        announce_limit(task, limit)  # A model that could not be built has no limit to announce.
+        announce_limit(task, limit)
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
         """Prepares the model for generation or evaluation in place, as fairseq's own method does.
 
-        Two attributes change on which the result of `max_positions` depends. Then the flags of a search are checked.
+        This changes the longest row that the model takes (`max_positions`): it counts a token of ``--add-bos-token``,
+        and may become longer than in the training. Then the flags of a search are checked.
 
         Args:
             cfg: fairseq's whole config.

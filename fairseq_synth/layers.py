@@ -198,7 +198,9 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         """
         self.check_length(src_tokens)
         padding_mask = src_tokens.eq(self.padding_idx)
-        columns = aligned_columns(padding_mask)  # the column to which each token moves while the layers compute
+        # The column to which each token moves while the layers compute. With None, `align` and `restore` return their
+        # argument as it is.
+        columns = aligned_columns(padding_mask)
         aligned_tokens = align(src_tokens, columns)
         if token_embeddings is not None:
             token_embeddings = align(token_embeddings, columns)
@@ -242,6 +244,7 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         """Builds the decoder with its layers; arguments are those of fairseq's decoder."""
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)  # builds `self.layers`
         name_dropout(self, "TransformerDecoder")  # so that --retain-dropout-modules finds its dropout
+        # The longest sentence depends on the functions of all layers.
         self.set_limit(stack_limit(cfg, cfg.decoder_head_groups))
         self.share_block_table()
 

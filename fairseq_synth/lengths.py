@@ -21,7 +21,9 @@ class Limit(NamedTuple):
 
 
 def announce_limit(task: Any, limit: Limit | None) -> None:
-    """Logs the limit of a new model and adds it to `known_limits`.
+    """Logs the limit of a new model and adds it to `known_limits`, after checking that padding respects it.
+
+    This is called when the model has been built, so that no limit is announced for a model that cannot be built.
 
     Args:
         task: fairseq's task.
@@ -169,7 +171,8 @@ def check_min_len(generation: Any, decoder: Any) -> None:
     min_len = getattr(generation, "min_len", 1)  # Without the flags of a search, this is fairseq's default.
     if min_len <= longest_output:
         return
-    if num_positions == decoder.max_length:
+    is_limited_by_functions = num_positions == decoder.max_length  # `max_length` is the value of --synth-max-length.
+    if is_limited_by_functions:
         limiting_flag = "--synth-max-length"
     else:
         limiting_flag = "--max-target-positions"
@@ -192,17 +195,21 @@ def check_fusion(generation: Any, decoder: Any) -> None:
         SynthesizerError: the search may write a longer sentence.
     """
     has_language_model = bool(getattr(generation, "lm_path", None))
-    max_length = decoder.max_length  # The --synth-max-length of the language model, or None if it has no such limit.
-    if not has_language_model or max_length is None:
+    if not has_language_model:
         return
-    # With --match-source-len or --max-len-a, the length of the output depends on the source and has no fixed limit.
+    max_length = decoder.max_length  # --synth-max-length of the language model
+    if max_length is None:
+        return  # It reads sentences of any length.
+
+    # The language model reads the output after the end-of-sentence token, which stands at the beginning.
+    longest_output = max_length - 1
+    # The search writes up to --max-len-b tokens, unless one of these flags lets the source decide.
     depends_on_source = generation.match_source_len or generation.max_len_a != 0
-    # A search writes up to --max-len-b tokens. The language model reads the end of sentence before them.
-    most_tokens_read = generation.max_len_b + 1
-    if depends_on_source or most_tokens_read > max_length:
+    is_readable = generation.max_len_b <= longest_output and not depends_on_source
+    if not is_readable:
         raise SynthesizerError(
             f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); use "
-            f"--max-len-a 0 and at most --max-len-b {max_length - 1}, without --match-source-len"
+            f"--max-len-a 0 and at most --max-len-b {longest_output}, without --match-source-len"
         )
 
 

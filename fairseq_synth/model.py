@@ -15,7 +15,6 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import import_models
 from fairseq.registry import REGISTRIES
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
-from omegaconf import II
 from torch import Tensor
 
 from .attention import SyntheticAttention
@@ -137,7 +136,8 @@ class SynthesizerModel:
     def needed_kind(cls, task: Any) -> str:
         """Returns the kind of model that a task needs, such as "language model".
 
-        A task that no kind of model lists in its `tasks`, such as a user's own task, is assumed to need this kind.
+        A task that no kind of model lists in its `tasks`, such as a user's own task, is assumed to need this class's
+        kind.
         """
         # This task is checked first. Its class is derived from TranslationTask, so that it would look like a task of
         # translation models below, but no Synthesizer is a model for it.
@@ -166,7 +166,7 @@ class SynthesizerModel:
                 f"the checkpoint contains {with_article(kind)}, but this model is {with_article(self.kind)}; use a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
-        self.tell_layers_if_stock(state_dict)
+        self.tell_layers_if_stock(state_dict)  # They decide whether they can start from its weights.
         try:
             return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
         except RuntimeError as error:
@@ -178,12 +178,13 @@ class SynthesizerModel:
     def tell_layers_if_stock(self, state_dict: dict[str, Tensor]) -> None:
         """Tells all layers whether the checkpoint that they load next is a stock Transformer's.
 
-        Either all layers start from a stock Transformer's attention, or none does. But when a layer loads its weights,
-        it does not look at the weights of other layers. So it has to be told before.
+        A layer may start from the attention of a stock Transformer, but not of a Synthesizer. When it loads its
+        weights, it does not look at those of other layers, so that it cannot see this itself.
 
         Args:
             state_dict: the weights of the whole checkpoint.
         """
+        # Synthesizing functions have keys such as "encoder.layers.0.self_attn.synthesizer.components.random.R".
         is_stock_checkpoint = not any(".synthesizer." in key for key in state_dict)
         for module in self.modules():  # type: ignore[attr-defined] # the method of `nn.Module`, of the other base class
             if isinstance(module, SyntheticAttention):
@@ -210,6 +211,7 @@ def without_fields(config: type[FairseqDataclass], names: Sequence[str]) -> Any:
     kept_fields = []
     for config_field in dataclasses.fields(config):
         if config_field.name not in names:
+            # A field object belongs to one dataclass, so the new one gets a copy.
             copied_field = dataclasses.field(default=config_field.default, metadata=config_field.metadata)
             kept_fields.append((config_field.name, config_field.type, copied_field))
     return dataclasses.make_dataclass("Flags", kept_fields, bases=(FairseqDataclass,))
@@ -312,8 +314,8 @@ def find_dotted_path(model: str, data: str) -> str:
     exists_only_in_current_folder = os.path.exists(data) and not os.path.exists(path_in_model)
     if exists_only_in_current_folder:
         return os.path.abspath(data)
-    check_folder_or_archive(path_in_model, ADVICE_ABOUT_DATA)
-    return data
+    check_folder_or_archive(path_in_model, ADVICE_ABOUT_DATA)  # refuses a path that exists in neither folder
+    return data  # fairseq will find it in the model's folder.
 
 
 def check_folder_or_archive(path: str, advice_about_file: str) -> None:
@@ -358,34 +360,31 @@ def kind_of_weights(state_dict: dict[str, Tensor]) -> str | None:
     return "translation model" if "encoder" in stacks else "language model"
 
 
-def explain_task_of_several_models(match: re.Match[str], error: BaseException) -> str:
+def explain_task_of_several_models(_: re.Match[str], error: BaseException) -> str:
     """Returns the error line about a task that needs a model of its own, with the tasks that fit a Synthesizer.
 
     Args:
-        match: unused; see `Message.line`.
         error: fairseq's error.
     """
     return advise_task(model_classes(), "has a model of its own", error)
 
 
-def explain_unfit_task(match: re.Match[str], error: BaseException) -> str | None:
+def explain_unfit_task(_: re.Match[str], error: BaseException) -> str | None:
     """Returns the error line about a task that does not fit a Synthesizer.
 
-    Such a task reads a flag that this kind of model does not have, so that omegaconf raises an error.
+    Either the task reads a flag that the model lacks, or the model reads a flag that the task lacks. In both cases
+    omegaconf raises an error.
 
     Args:
-        match: not read; all functions in `MESSAGES` have this argument.
         error: omegaconf's error about the missing flag.
 
     Returns:
         the line, with the tasks that fit the model; or None if the error is about the config of another model.
     """
-    # The error tells only which config reads the flag. Several kinds of model may have a config that reads it.
-    possible_models = [model for model in model_classes() if is_about_config(model.config, str(error))]
-    if not possible_models:
-        return None
-    problem = f"does not fit {with_article(possible_models[0].kind)}"
-    return advise_task(possible_models, problem, error)
+    for model in model_classes():
+        if is_about_config(model.config, str(error)):
+            return advise_task([model], f"does not fit {with_article(model.kind)}", error)
+    return None
 
 
 def advise_task(models: list[type[SynthesizerModel]], problem: str, error: BaseException) -> str:
@@ -401,21 +400,22 @@ def advise_task(models: list[type[SynthesizerModel]], problem: str, error: BaseE
 
 
 def is_about_config(config: type, text: str) -> bool:
-    """Returns whether a message of omegaconf about a missing key concerns a config of this class.
+    """Returns whether a message of omegaconf about a missing key concerns a model's config.
 
-    Newer versions of omegaconf name the class in the message. The version that fairseq 0.12.2 needs names only the
-    missing key. Then the message concerns the class if the default of one of its flags is an interpolation of that key,
-    such as ``${task.tokens_per_sample}``.
+    Newer versions of omegaconf name the class of the config in the message. The version that fairseq 0.12.2 needs names
+    only the missing key, as in "Interpolation key 'task.tokens_per_sample' not found". This concerns a config that has
+    a flag with the default "${task.tokens_per_sample}", which is a reference to the key.
 
     Args:
-        config: the dataclass of a model's flags.
+        config: the dataclass of the model's flags.
         text: the message.
     """
     if config.__name__ in text:
         return True
     missing_keys = re.findall("[Ii]nterpolation key '(.*)' not found", text)
-    missing_interpolations = [II(key) for key in missing_keys]  # II("a.b") is "${a.b}"
-    return any(flag.default in missing_interpolations for flag in dataclasses.fields(config))
+    references = ["${" + key + "}" for key in missing_keys]
+    defaults = [flag.default for flag in dataclasses.fields(config)]
+    return any(reference in defaults for reference in references)
 
 
 MESSAGES += [

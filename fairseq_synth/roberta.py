@@ -131,13 +131,13 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         if not args.max_positions:
             args.max_positions = longest_row(task)
 
-        # No row may be longer than the functions of the self-attention can take.
+        # A row is the text that the model reads at once. The functions of the self-attention may limit its length.
         limit = cls.encoder_limit(args)
         check_rows("--tokens-per-sample", tokens_per_sample(task), limit)
         check_rows("--max-positions", args.max_positions, limit)
 
         model = cls(args, cls.encoder_class(args, task.source_dictionary))
-        announce_limit(task, limit)  # A model that could not be built has no limit to announce.
+        announce_limit(task, limit)
         return model
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

@@ -382,7 +382,7 @@ class Mixture(LayerSynthesizer):
             self.components[name] = SYNTHESIZERS[name](num_heads, head_dim, max_length, rank)
         self.reads_query_key = any(function.reads_query_key for function in self.functions())
         self.limit = longest_sentence(names, max_length, beyond_length)  # in tokens, or None
-        self.alpha: nn.Parameter | None = None
+        self.alpha: nn.Parameter | None = None  # It stays None if the functions are added up without weights.
         if mixture == "convex" and len(names) > 1:
             self.alpha = nn.Parameter(torch.empty(len(names), num_heads))
 
@@ -423,44 +423,48 @@ class Mixture(LayerSynthesizer):
             sum_of_logits.add_terms(function(inputs), function_weights)
         return [sum_of_logits]
 
-    def query_factor(self, like: Tensor) -> Tensor:
-        """Returns the number (H,) by which the queries of each head have to be multiplied before `fold_weights_`.
-
-        It is the scale of ``vanilla``, 1 / sqrt(d_h), times its weight. It is 1 without ``vanilla``, after
-        `fold_weights_`, and if `fold_weights_` would change nothing.
+    def _query_factor(self, like: Tensor) -> Tensor:
+        """Returns the scale of ``vanilla``, 1 / sqrt(d_h), times its weight in each head, (H,); 1 without ``vanilla``.
 
         Args:
             like: A tensor with the device and type of the result.
         """
-        ones = like.new_ones(self.num_heads)
-        if not self._can_fold_weights():
-            return ones
-        weights = self.weights()
+        factor = like.new_ones(self.num_heads)
+        weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
         for index, function in enumerate(self.functions()):
-            if type(function) is Vanilla:
-                scale = ones * function.scaling
-                return scale if weights is None else scale * weights[index]
-        return ones
+            if type(function) is not Vanilla:
+                continue
+            factor = factor * function.scaling
+            if weights is not None:
+                factor = factor * weights[index]
+        return factor
 
-    def fold_weights_(self, like: Tensor) -> None:
+    def fold_weights_(self, like: Tensor) -> Tensor:
         """Multiplies the weights of the mixture into the parameters of its functions, and removes the weights.
 
-        Generation then has less to compute. Only the weight and the scale of ``vanilla`` are not multiplied into
-        anything here, but set to 1. The caller has multiplied the queries by them; see `query_factor`. If one of the
-        functions does not allow this, nothing is changed.
+        Generation then has less to compute. ``vanilla`` has no parameters here. So its weight and its scale are
+        returned, for the caller to multiply into the query projection. If one of the functions does not allow this,
+        nothing is changed.
 
         Args:
             like: A tensor with the device and type of the attention's weights.
+
+        Returns:
+            (H,), the number by which the queries of each head have to be multiplied from now on. It is 1 without
+            ``vanilla``, and if nothing is changed.
         """
         if not self._can_fold_weights():
-            return
+            return like.new_ones(self.num_heads)
+        query_factor = self._query_factor(like)
         has_vanilla = any(type(function) is Vanilla for function in self.functions())
         has_weights = self.alpha is not None
-        if has_vanilla or has_weights:
+        changes_parameters = has_vanilla or has_weights  # With ``vanilla``, the query projection is changed.
+        if changes_parameters:
             # This buffer marks the state dict, so that no training goes on with it.
             self.register_buffer("folded", like.new_ones([]))
         self._scale_parameters_()
         self._remove_weights_and_scale_()
+        return query_factor
 
     def _scale_parameters_(self) -> None:
         """Multiplies the weight of each function other than ``vanilla`` into the function's parameters."""

@@ -47,7 +47,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         head_groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
         limit = stack_limit(args, head_groups_of_all_layers)
         model = super().build_model(TransformerConfig.from_namespace(args), task)
-        announce_limit(task, limit)  # A model that could not be built has no limit to announce.
+        announce_limit(task, limit)
         if limit is not None:
             # With --truncate-source, the task cuts sources. It must cut them to what the new model can read.
             cut_sources(task, model.encoder.max_positions())

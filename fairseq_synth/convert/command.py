@@ -82,6 +82,7 @@ def fit_functions(loaded: Loaded, conversion: Conversion, args: argparse.Namespa
         args: the flags of the command line.
     """
     averages = average_attention(loaded, conversion, args)
+    # All functions of a model have the same length. An old model with synthesizing functions has it already.
     max_length = conversion.inherited_max_length
     if max_length is None:
         max_length = choose_max_length(loaded, longest_read=averages.length, max_length_flag=args.max_length)
@@ -103,10 +104,11 @@ def average_attention(loaded: Loaded, conversion: Conversion, args: argparse.Nam
         conversion: what the new model is to be.
         args: the flags of the command line.
     """
-    # If the old model has such a length, `plan_conversion` has refused the flag --max-length.
-    known_max_length = args.max_length
-    if known_max_length is None:
+    # At most one of the two is set, because `plan_conversion` refuses the flag for a model that has the length already.
+    if conversion.inherited_max_length is not None:
         known_max_length = conversion.inherited_max_length
+    else:
+        known_max_length = args.max_length  # may be None
     return average(loaded, args.subset, args.sentences, longest=known_max_length)
 
 

@@ -14,7 +14,7 @@ from ..inspect.checkpoints import Loaded
 from .arguments import KEEP
 
 # {class of a model of fairseq: registered name of this plugin's model that it becomes}
-STOCK_MODELS: dict[type, str] = {
+NEW_NAME_OF_STOCK_CLASS: dict[type, str] = {
     TransformerModel: "transformer_synth",
     TransformerLanguageModel: "transformer_lm_synth",
     RobertaModel: "roberta_synth",
@@ -142,9 +142,9 @@ def new_model_name(loaded: Loaded) -> str:
         SynthesizerError: models of this class cannot be converted.
     """
     model_class = type(loaded.model)
-    if model_class in STOCK_MODELS:
-        return STOCK_MODELS[model_class]
-    for name in STOCK_MODELS.values():
+    if model_class in NEW_NAME_OF_STOCK_CLASS:
+        return NEW_NAME_OF_STOCK_CLASS[model_class]
+    for name in NEW_NAME_OF_STOCK_CLASS.values():
         if MODEL_REGISTRY[name] is model_class:  # one of this plugin's classes
             return name
     raise SynthesizerError(
@@ -202,9 +202,11 @@ def has_synthesizing_functions(loaded: Loaded) -> bool:
 def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | None) -> int:
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
-    This is the value of ``--max-length``, or without the flag the length of the longest sentence over which attention
-    was averaged. A smaller value is raised to the length of a row, if the training reads rows of text. Otherwise, the
-    new model could not be trained further with the same flags.
+    This is the value of ``--max-length``, or without the flag the largest value that is allowed. If the training reads
+    rows of text, it is at least the length of a row, because the training could not be continued otherwise.
+
+    For example, let the longest sentence have 40 tokens. If the training reads sentences, values up to 40 are allowed.
+    If it reads rows of 64 tokens, values up to 64 are allowed, and all of them become 64.
 
     Args:
         loaded: the old model.
@@ -215,10 +217,9 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
         SynthesizerError: ``--max-length`` is larger than the longest sentence, and larger than a row.
     """
     row_length = find_row_length(loaded.cfg)  # 0 if the training reads sentences
-    if max_length_flag is None:
-        return max(longest_read, row_length)
-    # Values up to the length of a row are allowed even if no sentence is that long, because they are raised to it.
     largest_allowed = max(longest_read, row_length)
+    if max_length_flag is None:
+        return largest_allowed
     if max_length_flag > largest_allowed:
         raise SynthesizerError(
             f"--max-length {max_length_flag}: no sentence that was read from {loaded.data} has more than "
@@ -229,21 +230,19 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
 
 
 def find_row_length(cfg: Any) -> int:
-    """Returns the number of tokens in the longest row of text that a training may read.
+    """Returns the number of tokens in the longest row of text that a training may read; 0 if it reads sentences.
 
     This depends on the kind of model:
 
     * A language model reads rows of ``--tokens-per-sample`` tokens, and one more with ``--add-bos-token``.
-    * An encoder also has ``--max-positions``, the longest row that it takes. This flag counts too, because a further
-      training may have longer rows.
-    * A translation model reads sentence by sentence. It has none of these flags, so the result is 0.
+    * An encoder reads rows of ``--tokens-per-sample`` tokens. But a further training may have longer rows, up to
+      ``--max-positions``.
+    * A translation model reads sentences. It has none of these flags.
 
     Args:
         cfg: fairseq's config of the training.
     """
-    row_length: int = getattr(cfg.task, "tokens_per_sample", None) or 0
-    has_bos_token = getattr(cfg.model, "add_bos_token", False)
-    if has_bos_token:
-        row_length += 1  # The token stands before each row.
+    tokens_per_sample: int = getattr(cfg.task, "tokens_per_sample", None) or 0
+    num_bos_tokens = 1 if getattr(cfg.model, "add_bos_token", False) else 0
     max_positions: int = getattr(cfg.model, "max_positions", None) or 0
-    return max(row_length, max_positions)
+    return max(tokens_per_sample + num_bos_tokens, max_positions)

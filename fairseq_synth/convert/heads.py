@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint_compatibility import select_prefix
-from ..inspect.attentions import Attention, is_synthetic
+from ..inspect.attentions import Attention, HeadGroup, is_synthetic
 from ..synthesizers import SYNTHESIZERS
 
 
@@ -28,7 +28,7 @@ class OldHead(NamedTuple):
 class NewGroup(NamedTuple):
     """Neighbouring heads of the new attention that have the same functions."""
 
-    functions: str  # joined by +
+    functions: tuple[str, ...]
     heads: list[OldHead]
     is_replaced: bool  # whether the heads get the new function; otherwise they all come from one old group
 
@@ -36,6 +36,22 @@ class NewGroup(NamedTuple):
     def old_group_index(self) -> int:
         """The index of the old group from which the heads come if they are not replaced."""
         return self.heads[0].group_index
+
+    def as_head_group(self) -> HeadGroup:
+        """Returns what the group is in the new attention, without where its heads come from."""
+        return HeadGroup(functions=self.functions, num_heads=len(self.heads))
+
+
+class AttentionState(NamedTuple):
+    """The two parts of an attention's state dict.
+
+    Attributes:
+        projections: the entries of ``v_proj``, ``out_proj`` and so on.
+        functions: the entries ``synthesizer.*``, which are the parameters of the functions. The keys lack this prefix.
+    """
+
+    projections: dict[str, Tensor]
+    functions: dict[str, Tensor]
 
 
 class NewAttention(NamedTuple):
@@ -70,16 +86,29 @@ def replace_heads(
         function: their new function.
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
-    heads = order_heads(attention, replaced)  # in the order of the new attention
+    heads = order_heads(attention, replaced)  # all heads, in the order of the new attention
     groups = group_heads(attention, heads, function)
-    # The parameters of an attention are those of its functions, whose keys begin with "synthesizer.", and projections.
-    old_function_state = select_prefix(old_state, "synthesizer.")  # the keys in it lack the prefix
-    old_projections = {key: value for key, value in old_state.items() if not key.startswith("synthesizer.")}
-    new_function_state = replace_functions(old_function_state, attention, groups, parameters)
-    new_state = reorder_projections(old_projections, heads, head_dim=attention.module.head_dim)
-    for key, value in new_function_state.items():
-        new_state[f"synthesizer.{key}"] = value
-    return NewAttention(state=new_state, layer_spec=describe_groups(groups))
+    old = split_state(old_state)
+    new = AttentionState(
+        projections=reorder_projections(old.projections, heads, head_dim=attention.module.head_dim),
+        functions=replace_functions(old.functions, attention, groups, parameters),
+    )
+    new_groups = [group.as_head_group() for group in groups]
+    return NewAttention(state=join_state(new), layer_spec=describe_groups(new_groups))
+
+
+def split_state(state: dict[str, Tensor]) -> AttentionState:
+    """Returns the two parts of an attention's state dict."""
+    projections = {key: value for key, value in state.items() if not key.startswith("synthesizer.")}
+    return AttentionState(projections=projections, functions=select_prefix(state, "synthesizer."))
+
+
+def join_state(parts: AttentionState) -> dict[str, Tensor]:
+    """Returns the state dict of an attention; undoes `split_state`."""
+    state = dict(parts.projections)
+    for key, value in parts.functions.items():
+        state[f"synthesizer.{key}"] = value
+    return state
 
 
 def reorder_projections(projections: dict[str, Tensor], heads: list[OldHead], head_dim: int) -> dict[str, Tensor]:
@@ -92,17 +121,20 @@ def reorder_projections(projections: dict[str, Tensor], heads: list[OldHead], he
         heads: all heads of the attention, in their new order.
         head_dim: the number of features of a head.
     """
-    new_projections = dict(projections)
-    # The projections v_proj and out_proj have a part for each head.
-    new_order = [head.index_in_attention for head in heads]
-    keep_output_heads(new_projections, "v_proj", heads=new_order, head_dim=head_dim)
-    keep_input_heads(new_projections, "out_proj", heads=new_order, head_dim=head_dim)
-    kept_query_heads = find_kept_query_heads(heads)
-    for name in ("q_proj", "k_proj"):
-        if kept_query_heads:
-            keep_output_heads(new_projections, name, heads=kept_query_heads, head_dim=head_dim)
+    all_heads = [head.index_in_attention for head in heads]
+    query_heads = find_kept_query_heads(heads)
+    new_projections = {}
+    for key, value in projections.items():
+        name = key.split(".")[0]
+        if name in ("q_proj", "k_proj"):
+            if query_heads:  # Without such heads, the new attention has no q_proj and k_proj.
+                new_projections[key] = select_output_heads(value, query_heads, head_dim)
+        elif name == "v_proj":
+            new_projections[key] = select_output_heads(value, all_heads, head_dim)
+        elif key == "out_proj.weight":
+            new_projections[key] = select_input_heads(value, all_heads, head_dim)
         else:
-            remove_projection(new_projections, name)
+            new_projections[key] = value  # The bias of out_proj has no parts of heads.
     return new_projections
 
 
@@ -165,14 +197,15 @@ def group_heads(attention: Attention, heads: list[OldHead], new_function: str) -
     old_groups = attention.head_groups()
     new_groups: list[NewGroup] = []
     for head in heads:
-        if new_groups and belong_together(new_groups[-1].heads[-1], head):
-            new_groups[-1].heads.append(head)
-            continue
+        if new_groups:
+            last_group = new_groups[-1]
+            if belong_together(last_group.heads[-1], head):
+                last_group.heads.append(head)
+                continue
         # The head begins a new group.
+        functions = old_groups[head.group_index].functions
         if head.is_replaced:
-            functions = new_function
-        else:
-            functions = "+".join(old_groups[head.group_index].functions)  # such as "random+vanilla"
+            functions = (new_function,)
         new_groups.append(NewGroup(functions=functions, heads=[head], is_replaced=head.is_replaced))
     return new_groups
 
@@ -240,7 +273,7 @@ def select_new_parameters(group: NewGroup, parameters: dict[str, Tensor]) -> dic
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
     heads = [head.index_in_attention for head in group.heads]
-    function = group.functions  # a single one
+    [function] = group.functions
     return {f"components.{function}.{name}": value[heads] for name, value in parameters.items()}
 
 
@@ -287,48 +320,42 @@ def find_kept_query_heads(heads: list[OldHead]) -> list[int]:
     return [head.query_index for head in heads if head.query_index is not None and not head.is_replaced]
 
 
-def keep_output_heads(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
-    """Keeps the output features of some heads in a projection, in a new order, by changing the state dict in place.
+def select_output_heads(parameter: Tensor, heads: list[int], head_dim: int) -> Tensor:
+    """Returns a projection with the output features of only some heads, in the order of `heads`.
+
+    For example, with 2 features for each head, the heads [2, 0] have the output features 4, 5, 0 and 1.
 
     Args:
-        state: the state dict of the attention, which is changed.
-        name: the name of the projection, such as ``v_proj``. Its output features are those of the first head, followed
-            by those of the second head, and so on.
-        heads: the heads to keep, in their new order.
+        parameter: the weight (output features, input features) or the bias (output features,) of the projection.
+        heads: the heads to select.
         head_dim: the number of features of a head.
     """
-    for key in (f"{name}.weight", f"{name}.bias"):
-        if key not in state:
-            continue  # a projection without bias
-        by_head = state[key].unflatten(0, (-1, head_dim))  # (all heads, head_dim, ...)
-        kept_heads = by_head[torch.tensor(heads)]  # (heads to keep, head_dim, ...)
-        state[key] = kept_heads.flatten(0, 1)
+    by_head = parameter.unflatten(0, (-1, head_dim))  # (all heads, head_dim, ...)
+    selected = by_head[torch.tensor(heads)]  # (selected heads, head_dim, ...)
+    return selected.flatten(0, 1)
 
 
-def keep_input_heads(state: dict[str, Tensor], name: str, heads: list[int], head_dim: int) -> None:
-    """Keeps the input features of some heads in a projection, in a new order, by changing the state dict in place.
+def select_input_heads(weight: Tensor, heads: list[int], head_dim: int) -> Tensor:
+    """Returns a projection with the input features of only some heads, in the order of `heads`.
+
+    For example, with 2 features for each head, the heads [2, 0] have the input features 4, 5, 0 and 1.
 
     Args:
-        state: the state dict of the attention, which is changed.
-        name: the name of the projection, such as ``out_proj``. Its input features are those of the first head, followed
-            by those of the second head, and so on.
-        heads: the heads to keep, in their new order.
+        weight: the weight of the projection, (output features, input features).
+        heads: the heads to select.
         head_dim: the number of features of a head.
     """
-    key = f"{name}.weight"  # The bias belongs to the output features alone.
-    by_head = state[key].unflatten(1, (-1, head_dim))  # (output features, all heads, head_dim)
-    kept_heads = by_head[:, torch.tensor(heads)]  # (output features, heads to keep, head_dim)
-    state[key] = kept_heads.flatten(1, 2)
+    by_head = weight.unflatten(1, (-1, head_dim))  # (output features, all heads, head_dim)
+    selected = by_head[:, torch.tensor(heads)]  # (output features, selected heads, head_dim)
+    return selected.flatten(1, 2)
 
 
-def remove_projection(state: dict[str, Tensor], name: str) -> None:
-    """Removes a projection that no head needs any more from the state dict, which is changed in place."""
-    state.pop(f"{name}.weight", None)
-    state.pop(f"{name}.bias", None)
+def describe_groups(groups: list[HeadGroup]) -> str:
+    """Returns the value of ``--encoder-synthesizer`` for a layer with these groups of heads.
 
-
-def describe_groups(groups: list[NewGroup]) -> str:
-    """Returns the value of ``--encoder-synthesizer`` for a layer with these groups of heads."""
+    For example, it is "random:6/dense+vanilla:2" for two groups, and "dense+vanilla" for a single one.
+    """
+    functions_of_groups = ["+".join(group.functions) for group in groups]
     if len(groups) == 1:
-        return groups[0].functions
-    return "/".join(f"{group.functions}:{len(group.heads)}" for group in groups)
+        return functions_of_groups[0]
+    return "/".join(f"{functions}:{group.num_heads}" for functions, group in zip(functions_of_groups, groups))

@@ -15,7 +15,7 @@ from ..checkpoint_compatibility import select_prefix
 from ..inspect.attentions import Head, self_attentions
 from ..inspect.checkpoints import Loaded, read_config
 from .conversion import Conversion
-from .heads import replace_heads
+from .heads import describe_groups, replace_heads
 
 # Entries of "extra_state" in a checkpoint that the new checkpoint must not have, because they belong to the old model
 # alone: its best loss, and averages of its weights.
@@ -76,22 +76,25 @@ def convert_weights(
         parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
     """
-    new_state = dict(model.state_dict())  # first the old weights; each attention is replaced in turn
+    state = dict(model.state_dict())  # The entries of the attentions are replaced below.
     layer_specs: dict[str, list[str]] = {}
-    # Attentions without replaced heads are converted, too, because `layer_specs` has to name their functions.
     for attention in self_attentions(model):
-        prefix = find_prefix(model, attention.module)
+        specs_of_stack = layer_specs.setdefault(attention.stack, [])
         replaced = {head.number for head in heads if head.attention == attention.name}
+        if not replaced:
+            specs_of_stack.append(describe_groups(attention.head_groups()))
+            continue
+        prefix = find_prefix(model, attention.module)
         new_attention = replace_heads(
-            select_prefix(new_state, prefix),
+            select_prefix(state, prefix),
             attention=attention,
             replaced=replaced,
-            function=conversion.functions.get(attention.name, ""),  # "" and {} are not used if no head is replaced
-            parameters=parameters.get(attention.name, {}),
+            function=conversion.functions[attention.name],
+            parameters=parameters[attention.name],
         )
-        new_state = replace_entries(new_state, prefix, new_attention.state)
-        layer_specs.setdefault(attention.stack, []).append(new_attention.layer_spec)
-    return NewWeights(state=new_state, layer_specs=layer_specs)
+        replace_entries_(state, prefix, new_attention.state)
+        specs_of_stack.append(new_attention.layer_spec)
+    return NewWeights(state=state, layer_specs=layer_specs)
 
 
 def find_prefix(model: nn.Module, module: nn.Module) -> str:
@@ -100,18 +103,19 @@ def find_prefix(model: nn.Module, module: nn.Module) -> str:
     return f"{names[0]}."
 
 
-def replace_entries(state: dict[str, Tensor], prefix: str, entries: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns a state dict in which the weights of one module are replaced.
+def replace_entries_(state: dict[str, Tensor], prefix: str, entries: dict[str, Tensor]) -> None:
+    """Replaces the weights of one module in a model's state dict, which is changed in place.
 
     Args:
-        state: the state dict of the model, which is not changed.
+        state: the state dict of the model.
         prefix: the keys of the module begin with it.
         entries: the new state dict of the module, with keys that lack the prefix.
     """
-    new_state = {key: value for key, value in state.items() if not key.startswith(prefix)}
+    keys_of_module = [key for key in state if key.startswith(prefix)]
+    for key in keys_of_module:
+        del state[key]
     for key, value in entries.items():
-        new_state[prefix + key] = value
-    return new_state
+        state[prefix + key] = value
 
 
 def make_config(
@@ -119,12 +123,8 @@ def make_config(
 ) -> dict[str, Any]:
     """Returns the new model's part of fairseq's config: {name of a flag: its value} for every flag of the new class.
 
-    The value of a flag is the first of these that exists:
-
-    1. its value for the new functions: ``--encoder-synthesizer``, ``--decoder-synthesizer``, ``--synth-max-length`` and
-       ``--synth-rank``
-    2. its value in the old model
-    3. its default
+    A flag that describes the new functions, such as ``--synth-rank``, has their value. All other flags have the value
+    of the old model, or their default if the old model has no such flag.
 
     Args:
         loaded: the old model.
@@ -132,18 +132,19 @@ def make_config(
         layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
         max_length: ``--synth-max-length``.
     """
-    function_settings: dict[str, Any] = {"synth_max_length": max_length, "synth_rank": conversion.rank}
+    settings = read_settings(loaded.cfg.model)  # of the old model
+    settings["synth_max_length"] = max_length
+    settings["synth_rank"] = conversion.rank
     for stack, specs in layer_specs.items():
-        function_settings[f"{stack}_synthesizer"] = join_layer_specs(specs)
-    known_settings = {**read_settings(loaded.cfg.model), **function_settings}
+        settings[f"{stack}_synthesizer"] = join_layer_specs(specs)
 
     # The class of the new model adds the default of each of its flags that is missing.
-    model_class: Any = MODEL_REGISTRY[conversion.model_name]
-    settings = model_class.read_config(argparse.Namespace(**known_settings), loaded.task)
+    new_class: Any = MODEL_REGISTRY[conversion.model_name]
+    complete_settings = new_class.read_config(argparse.Namespace(**settings), loaded.task)
 
     # Flags that only the old model has are left out.
     flags_of_new_class = dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name])
-    cfg = {flag.name: getattr(settings, flag.name) for flag in flags_of_new_class}
+    cfg = {flag.name: getattr(complete_settings, flag.name) for flag in flags_of_new_class}
     cfg["_name"] = conversion.model_name
     return cfg
 
@@ -161,7 +162,7 @@ def join_layer_specs(specs: list[str]) -> str:
 
 
 def read_settings(model_cfg: Any) -> dict[str, Any]:
-    """Returns the settings in a model's config as {name of a flag: its value}.
+    """Returns the settings in a model's config as a new dict {name of a flag: its value}.
 
     Args:
         model_cfg: a Namespace in a checkpoint of an older fairseq, otherwise a DictConfig.

@@ -39,7 +39,8 @@ def tuning_command(data: Path, checkpoint: Path, cfg: dict[str, Any]) -> str:
     flags += model_flags(cfg["model"])
     for part in DATACLASSES:
         flags += part_flags(part, cfg[part])
-    return f'fairseq-train --user-dir "$(python -m fairseq_synth)" {shlex.join(flags)}'
+    user_dir = '"$(python -m fairseq_synth)"'  # The shell replaces this by the folder of the package.
+    return f"fairseq-train --user-dir {user_dir} {shlex.join(flags)}"
 
 
 def optimization_flags(optimization: dict[str, Any]) -> list[str]:
@@ -74,15 +75,15 @@ def part_flags(part: str, part_cfg: dict[str, Any]) -> list[str]:
         part: ``task``, ``criterion`` or ``optimizer``.
         part_cfg: this part of the config.
     """
-    value = part_cfg["_name"]  # such as "label_smoothed_cross_entropy"
+    name = part_cfg["_name"]  # such as "label_smoothed_cross_entropy"
     dataclasses_of_part = DATACLASSES[part]
-    has_flags = value in dataclasses_of_part
-    if not has_flags:
-        return [f"--{part}", value]
-    defaults = dataclasses_of_part[value]()  # The dataclass has a field with a default for each flag.
+    if name not in dataclasses_of_part:
+        return [f"--{part}", name]  # It has no flags of its own.
+    default_config = dataclasses_of_part[name]()
+    # Only fairseq's parser knows how the name of each flag is written on the command line.
     parser = argparse.ArgumentParser(add_help=False)
-    gen_parser_from_dataclass(parser, defaults)
-    return [f"--{part}", value, *changed_flags(parser, defaults, part_cfg)]
+    gen_parser_from_dataclass(parser, default_config)
+    return [f"--{part}", name, *changed_flags(parser, default_config, part_cfg)]
 
 
 def batch_flags(cfg: dict[str, Any]) -> list[str]:
