@@ -44,38 +44,38 @@ LARGEST_ERROR = 0.05  # relative error of half precision at which `check_correct
 class Sizes(NamedTuple):
     """The shapes (sentences x tokens), rounds and other flags that the benchmarks are called with."""
 
-    short: list[str]  # the shapes with short sentences, for self-attentions and training steps
-    square: str  # the largest shape of a self-attention with padding
-    causal: str  # the shape of a causal self-attention
-    large_step: str  # the shape of a training step with a large batch
-    memory: str
+    short_shapes: list[str]  # shapes with short sentences, for self-attentions and training steps
+    square_shape: str  # the largest shape of a self-attention with padding
+    causal_shape: str  # of a causal self-attention
+    large_step_shape: str  # of a training step with a large batch
+    memory_shape: str
     rounds: str
     block_rounds: str  # more, as a round of a self-attention takes milliseconds, which vary
-    vocabulary: list[str]  # flags with the size of the vocabulary of a training step; empty: the default
-    generate: list[str]  # flags of a beam search
+    vocabulary_flags: list[str]  # with the size of the vocabulary of a training step; empty: the default
+    generation_flags: list[str]  # of a beam search
 
 
 REAL = Sizes(
-    short=["128x32", "32x128"],
-    square="256x256",
-    causal="4x1024",
-    large_step="128x256",
-    memory="256x256",
+    short_shapes=["128x32", "32x128"],
+    square_shape="256x256",
+    causal_shape="4x1024",
+    large_step_shape="128x256",
+    memory_shape="256x256",
     rounds="10",
     block_rounds="50",
-    vocabulary=[],
-    generate=[],
+    vocabulary_flags=[],
+    generation_flags=[],
 )
 DRY = Sizes(
-    short=["2x6"],
-    square="1x9",
-    causal="1x9",
-    large_step="2x9",
-    memory="8x64",  # less cannot be measured
+    short_shapes=["2x6"],
+    square_shape="1x9",
+    causal_shape="1x9",
+    large_step_shape="2x9",
+    memory_shape="8x64",  # less cannot be measured
     rounds="1",
     block_rounds="1",
-    vocabulary=["--words", "50"],
-    generate=["--tokens", "3", "--sentences", "2", "--words", "50"],
+    vocabulary_flags=["--words", "50"],
+    generation_flags=["--tokens", "3", "--sentences", "2", "--words", "50"],
 )
 
 
@@ -133,14 +133,14 @@ def list_benchmark_commands(variants: list[str], args: argparse.Namespace) -> di
     if args.data:
         batches = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"]
     else:
-        batches = ["--shapes", *sizes.short]
+        batches = ["--shapes", *sizes.short_shapes]
     return {
-        "block": [*block, "--shapes", *sizes.short, sizes.square],
-        "causal": [*block, "--shapes", sizes.causal, "--causal"],
-        "step": [*step, *batches, *sizes.vocabulary],
-        "step-large": [*step, "--shapes", sizes.large_step, *sizes.vocabulary],
-        "memory": [*memory, "--shapes", sizes.memory],
-        "generate": [*generate, *sizes.generate],
+        "block": [*block, "--shapes", *sizes.short_shapes, sizes.square_shape],
+        "causal": [*block, "--shapes", sizes.causal_shape, "--causal"],
+        "step": [*step, *batches, *sizes.vocabulary_flags],
+        "step-large": [*step, "--shapes", sizes.large_step_shape, *sizes.vocabulary_flags],
+        "memory": [*memory, "--shapes", sizes.memory_shape],
+        "generate": [*generate, *sizes.generation_flags],
     }
 
 
@@ -373,7 +373,9 @@ class CheckBatch(NamedTuple):
 
 
 def make_check_batch(shape: CheckShape, dry: bool) -> CheckBatch:
-    """Returns a random batch in half precision. Unless it is causal, it has sentences of different lengths.
+    """Returns a random batch in half precision.
+
+    In a causal batch, all sentences have the same length. Another batch has sentences of different lengths.
 
     Args:
         shape: the size of the batch.
