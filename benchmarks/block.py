@@ -82,7 +82,8 @@ class Convolution(nn.Module):
         """
         super().__init__()
         convolution_class = LightweightConv if name == "lightconv" else DynamicConv
-        earlier_tokens = KERNEL_SIZE - 1 if causal else KERNEL_SIZE // 2  # that a token sees
+        # Each token sees `KERNEL_SIZE` tokens: so many earlier tokens, the token itself, and later tokens.
+        earlier_tokens = KERNEL_SIZE - 1 if causal else KERNEL_SIZE // 2
         self.gate = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GLU())
         self.conv = convolution_class(
             WIDTH, KERNEL_SIZE, padding_l=earlier_tokens, weight_softmax=True, num_heads=HEADS
@@ -122,12 +123,14 @@ def make_masks(module: nn.Module, x: Tensor, causal: bool) -> dict[str, Tensor |
 def make_padding_mask(sentences: int, length: int, device: torch.device) -> Tensor:
     """Returns a padding mask (B, T), True at padding, for sentences of three lengths, the longest first.
 
-    Half of the sentences have all tokens, a quarter is a sixteenth shorter, and the last quarter an eighth.
+    Half of the sentences have all tokens. The third quarter is a sixteenth shorter, and the last quarter an eighth.
     """
-    lengths = torch.full((sentences,), length)  # (B,)
     a_sixteenth = max(1, length // 16)
-    lengths[sentences // 2 :] -= a_sixteenth
-    lengths[3 * sentences // 4 :] -= a_sixteenth  # The last quarter is shortened a second time.
+    third_quarter = sentences // 2  # the index of its first sentence
+    last_quarter = 3 * sentences // 4
+    lengths = torch.full((sentences,), length)  # (B,)
+    lengths[third_quarter:last_quarter] = length - a_sixteenth
+    lengths[last_quarter:] = length - 2 * a_sixteenth
     positions = torch.arange(length)  # (T,)
     is_padding = positions.unsqueeze(0) >= lengths.unsqueeze(1)  # (B, T)
     return is_padding.to(device)
@@ -171,7 +174,8 @@ def make_step(module: nn.Module, shape: str, causal: bool, args: argparse.Namesp
         """Runs the attention forward and backward once."""
         output, _ = module(query=x, key=x, value=x, need_weights=False, **masks)
         output.backward(output_gradient)
-        # module.zero_grad() would take longer for variants that consist of more modules.
+        # Without this, the next call would add its gradients to these ones. module.zero_grad() does the same, but takes
+        # longer for variants that consist of more modules.
         for tensor in tensors_with_gradients:
             tensor.grad = None
 
@@ -204,7 +208,7 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {name: {} for name in args.variants}
     for shape in args.shapes:
         for variant in args.variants:
-            # Only two are timed at a time, so that their times are taken within a second of each other.
+            # Each variant is timed in turns with stock alone, so that both times are taken within a second.
             comparison = compare_variant(variant, shape, args)
             rows[variant].update(table_cells(shape, comparison))
     mask = "causal" if args.causal else "padded"

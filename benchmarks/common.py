@@ -144,7 +144,8 @@ def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args:
         rows: {name of a variant: {heading of a column: value}}.
         args: the command line's flags.
     """
-    origin = describe_environment(gpus=1 if args.device == "cuda" else 0)  # machine, versions of programs, and commit
+    number_of_gpus = 1 if args.device == "cuda" else 0
+    origin = describe_environment(gpus=number_of_gpus)
     versions = ", ".join(f"{program} {version}" for program, version in origin["versions"].items())
     print(f"\n{title}; {unit}; {origin['hardware']}; {versions}\n")
     print(format_table(rows), end="")
@@ -157,7 +158,9 @@ def report(title: str, unit: str, rows: Mapping[str, Mapping[str, float]], args:
             "command": describe_command(args.device),
             "flags": flags,
             "figures": rows,
-            **origin,
+            "commit": origin["commit"],
+            "versions": origin["versions"],
+            "hardware": origin["hardware"],
         }
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(record, indent=2, default=str) + "\n")
@@ -225,7 +228,7 @@ def build_base_model(name: str, dictionary: Dictionary, max_length: int, **sizes
         max_source_positions=max_length,
         max_target_positions=max_length,
         **sizes,
-        **list_distinguishing_flags(name, max_length),
+        **list_flags_of_model(name, max_length),
     )
     add_flags_of_architecture = ARCH_CONFIG_REGISTRY[arch]
     add_flags_of_architecture(model_args)  # sets all flags that are not in `model_args` yet
@@ -243,10 +246,14 @@ def choose_architecture(name: str) -> str:
     return "transformer_synth_vanilla_wmt_en_de"
 
 
-def list_distinguishing_flags(name: str, max_length: int) -> dict[str, Any]:
-    """Returns the flags that tell a model from the others of its architecture, by their names in fairseq's arguments.
+def list_flags_of_model(name: str, max_length: int) -> dict[str, Any]:
+    """Returns the flags that a model needs in addition to its architecture: {name in fairseq's arguments: value}.
 
-    `max_length` is the most tokens that a Synthesizer has parameters for.
+    For example, all Synthesizers have one architecture here, and the flag ``encoder_synthesizer`` names the variant.
+
+    Args:
+        name: ``stock``, ``lightconv``, ``dynamicconv``, or a value of ``--encoder-synthesizer``.
+        max_length: the most tokens that a Synthesizer has parameters for.
     """
     if name == STOCK:
         return {}

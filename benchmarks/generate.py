@@ -97,16 +97,11 @@ class Checkpoint:
             [str(path)], arg_overrides={"data": str(args.data)}
         )
         self.task = task
-        self.task.load_dataset("test")
         self.model = models[0].to(args.device, DTYPES[args.dtype]).eval()
         self.model.prepare_for_inference_(config)
         self.generator = self.task.build_generator([self.model], config.generation)
-        self.generator.beam_size = args.beam
-        test_set = self.task.dataset("test")
-        iterator = self.task.get_batch_iterator(test_set, max_tokens=4096)  # the most tokens in a batch
-        self.batches: list[Any] = list(iterator.next_epoch_itr(shuffle=False))
-        if args.device == "cuda":
-            self.batches = [utils.move_to_cuda(batch) for batch in self.batches]
+        self.generator.beam_size = args.beam  # in place of that in the configuration of the checkpoint
+        self.batches = load_test_batches(self.task, args.device)
         self.num_tokens = 0  # the number of tokens that the last call of `translate` wrote
 
     def translate(self) -> None:
@@ -116,6 +111,16 @@ class Checkpoint:
             for hypotheses in self.task.inference_step(self.generator, [self.model], batch):
                 best_hypothesis = hypotheses[0]
                 self.num_tokens += len(best_hypothesis["tokens"])
+
+
+def load_test_batches(task: Any, device: str) -> list[Any]:
+    """Returns all batches of a task's test set, on a device, ``cpu`` or ``cuda``."""
+    task.load_dataset("test")
+    iterator = task.get_batch_iterator(task.dataset("test"), max_tokens=4096)  # the most tokens in a batch
+    batches = list(iterator.next_epoch_itr(shuffle=False))
+    if device == "cuda":
+        batches = [utils.move_to_cuda(batch) for batch in batches]
+    return batches
 
 
 def load_checkpoints(args: argparse.Namespace) -> dict[str, Checkpoint]:
@@ -144,7 +149,7 @@ def compare_translations(
     """
     functions: dict[str, Function] = {name: model.translate for name, model in models.items()}
     comparisons = compare_with_stock(functions, args.device, args.rounds)
-    # Now that all models have translated, they know how many tokens they write.
+    # `translate` has been called, and has set `num_tokens` of each model to the number of tokens that it writes.
     baseline_tokens = models[STOCK].num_tokens
     rows = {}
     for name, comparison in comparisons.items():

@@ -44,46 +44,46 @@ LARGEST_ERROR = 0.05  # relative error of half precision at which `check_correct
 class Sizes(NamedTuple):
     """The shapes (sentences x tokens), rounds and other flags that the benchmarks are called with."""
 
-    short: list[str]  # the shapes with short sentences, for self-attentions and training steps
-    square: str  # the largest shape of a self-attention with padding
-    causal: str  # the shape of a causal self-attention
-    large_step: str  # the shape of a training step with a large batch
-    memory: str
+    short_shapes: list[str]  # shapes with short sentences, for self-attentions and training steps
+    square_shape: str  # the largest shape of a self-attention with padding
+    causal_shape: str  # of a causal self-attention
+    large_step_shape: str  # of a training step with a large batch
+    memory_shape: str
     rounds: str
     block_rounds: str  # more, as a round of a self-attention takes milliseconds, which vary
-    vocabulary: list[str]  # flags with the size of the vocabulary of a training step; empty: the default
-    generate: list[str]  # flags of a beam search
+    vocabulary_flags: list[str]  # with the size of the vocabulary of a training step; empty: the default
+    generation_flags: list[str]  # of a beam search
 
 
 REAL = Sizes(
-    short=["128x32", "32x128"],
-    square="256x256",
-    causal="4x1024",
-    large_step="128x256",
-    memory="256x256",
+    short_shapes=["128x32", "32x128"],
+    square_shape="256x256",
+    causal_shape="4x1024",
+    large_step_shape="128x256",
+    memory_shape="256x256",
     rounds="10",
     block_rounds="50",
-    vocabulary=[],
-    generate=[],
+    vocabulary_flags=[],
+    generation_flags=[],
 )
 DRY = Sizes(
-    short=["2x6"],
-    square="1x9",
-    causal="1x9",
-    large_step="2x9",
-    memory="8x64",  # less cannot be measured
+    short_shapes=["2x6"],
+    square_shape="1x9",
+    causal_shape="1x9",
+    large_step_shape="2x9",
+    memory_shape="8x64",  # less cannot be measured
     rounds="1",
     block_rounds="1",
-    vocabulary=["--words", "50"],
-    generate=["--tokens", "3", "--sentences", "2", "--words", "50"],
+    vocabulary_flags=["--words", "50"],
+    generation_flags=["--tokens", "3", "--sentences", "2", "--words", "50"],
 )
 
 
 def list_commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """Returns {name of a part: its command}, where a command is a list of the arguments with which python runs it.
 
-    Parts with the Triton kernels, such as ``step-simple+kernels``, are not listed. They have the commands of the parts
-    without the kernels.
+    A part with the Triton kernels, such as ``step-simple+kernels``, has the same command as ``step-simple``. Only
+    ``step-simple`` is listed here.
     """
     commands = {**list_test_commands(args), **list_check_commands(args)}
     # A benchmark is one part for the simple variants and one for the others, so that each ends within its time limit.
@@ -99,7 +99,8 @@ def list_test_commands(args: argparse.Namespace) -> dict[str, list[str]]:
 
     With --dry, each command runs one short test, which ``-k`` chooses by its name.
     """
-    pytest = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]  # without files of a cache
+    # With no:cacheprovider, pytest does not write the folder .pytest_cache.
+    pytest = ["-m", "pytest", "-q", "--device", args.device, "-p", "no:cacheprovider"]
     tests = [*pytest, "tests/test_computations.py", "tests/test_attention.py"]
     kernel_tests = [*pytest, "tests/kernels"]
     if args.dry:
@@ -132,14 +133,14 @@ def list_benchmark_commands(variants: list[str], args: argparse.Namespace) -> di
     if args.data:
         batches = ["--data", args.data, "--max-tokens", "4096", "--batches", "4"]
     else:
-        batches = ["--shapes", *sizes.short]
+        batches = ["--shapes", *sizes.short_shapes]
     return {
-        "block": [*block, "--shapes", *sizes.short, sizes.square],
-        "causal": [*block, "--shapes", sizes.causal, "--causal"],
-        "step": [*step, *batches, *sizes.vocabulary],
-        "step-large": [*step, "--shapes", sizes.large_step, *sizes.vocabulary],
-        "memory": [*memory, "--shapes", sizes.memory],
-        "generate": [*generate, *sizes.generate],
+        "block": [*block, "--shapes", *sizes.short_shapes, sizes.square_shape],
+        "causal": [*block, "--shapes", sizes.causal_shape, "--causal"],
+        "step": [*step, *batches, *sizes.vocabulary_flags],
+        "step-large": [*step, "--shapes", sizes.large_step_shape, *sizes.vocabulary_flags],
+        "memory": [*memory, "--shapes", sizes.memory_shape],
+        "generate": [*generate, *sizes.generation_flags],
     }
 
 
@@ -187,7 +188,7 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
         whether the part has a result now.
     """
     files = PartFiles.in_folder(args.out, part)
-    command = list_commands(args)[part.removesuffix("+kernels")]
+    command = list_commands(args)[part.removesuffix("+kernels")]  # has the word `RESULT` where its output file stands
     if has_result(files, command):
         print(f"{part}: has a result in {files.result}")
         return True
@@ -324,30 +325,36 @@ def check_variant(name: str, shape: CheckShape, dry: bool) -> dict[str, Any]:
         ``error``, the largest error of output and gradients, each relative to its largest value if that is above 1.
     """
     batch = make_check_batch(shape, dry)
-    module = build_check_block(name, shape, dry).to(batch.x.device, batch.x.dtype)
-    # This result is not used. In their first call, the kernels are launched more often, because they check themselves.
-    run_block(module, batch)
-    # `kernels.run` launches a kernel. Its calls are counted here, and work as usual.
-    with mock.patch.object(kernels, "run", wraps=kernels.run) as counted_run:
-        first_result = run_block(module, batch)
-        second_result = run_block(module, batch)
-    launches_of_each_run = counted_run.call_count // 2
-    exact_result = run_block(module.double(), batch)  # without the kernels, which do not support fp64
-    errors = [relative_error(tensor, exact) for tensor, exact in zip(first_result, exact_result)]
+    half_precision_module = build_check_block(name, shape, batch, dry)
+    exact_module = build_check_block(name, shape, batch, dry).double()  # the same weights
+    run_block(half_precision_module, batch)  # In this call, the kernels also check themselves, by further launches.
+    first_run = run_and_count_kernels(half_precision_module, batch)
+    second_run = run_and_count_kernels(half_precision_module, batch)
+    exact_tensors = run_block(exact_module, batch)  # The kernels do not support fp64, so torch computes this.
+    errors = [relative_error(tensor, exact) for tensor, exact in zip(first_run.tensors, exact_tensors)]
+    are_equal = [torch.equal(first, second) for first, second in zip(first_run.tensors, second_run.tensors)]
     return {
-        "kernels": launches_of_each_run,
-        "equal bits": all(torch.equal(first, second) for first, second in zip(first_result, second_result)),
+        "kernels": min(first_run.launches, second_run.launches),
+        "equal bits": all(are_equal),
         "error": max(errors),
     }
 
 
-def build_check_block(name: str, shape: CheckShape, dry: bool) -> torch.nn.Module:
-    """Builds a self-attention for `check_variant`, in training mode. With `dry`, it is narrow."""
+def build_check_block(name: str, shape: CheckShape, batch: "CheckBatch", dry: bool) -> torch.nn.Module:
+    """Builds a self-attention for `check_variant`, in training mode, with the same weights in every call.
+
+    Args:
+        name: the variant.
+        shape: the size of the batch.
+        batch: the batch. The self-attention has its device and dtype.
+        dry: whether to build a narrow attention.
+    """
     width = DRY_WIDTH if dry else WIDTH
     heads = DRY_HEADS if dry else HEADS
     # `build_block` takes these sizes from its module, benchmarks/block.py, and not as arguments.
     with mock.patch.multiple("block", WIDTH=width, HEADS=heads):
-        return build_block(name, shape.length, shape.causal).train()
+        module = build_block(name, shape.length, shape.causal)
+    return module.to(batch.x.device, batch.x.dtype).train()
 
 
 def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:
@@ -366,7 +373,9 @@ class CheckBatch(NamedTuple):
 
 
 def make_check_batch(shape: CheckShape, dry: bool) -> CheckBatch:
-    """Returns a random batch in half precision. Unless it is causal, it has sentences of different lengths.
+    """Returns a random batch in half precision.
+
+    In a causal batch, all sentences have the same length. Another batch has sentences of different lengths.
 
     Args:
         shape: the size of the batch.
@@ -411,6 +420,21 @@ def run_block(module: torch.nn.Module, batch: CheckBatch) -> list[Any]:
     return [output.detach(), x.grad, *parameter_gradients]
 
 
+class CountedRun(NamedTuple):
+    """A run of a self-attention, forward and backward."""
+
+    tensors: list[Any]  # the output and the gradients, as `run_block` returns them
+    launches: int  # how many Triton kernels were launched
+
+
+def run_and_count_kernels(module: torch.nn.Module, batch: CheckBatch) -> CountedRun:
+    """Runs a self-attention forward and backward on a batch, and counts the Triton kernels that are launched."""
+    # `kernels.run` launches a kernel. Its calls are counted here, and work as usual.
+    with mock.patch.object(kernels, "run", wraps=kernels.run) as counted_run:
+        tensors = run_block(module, batch)
+    return CountedRun(tensors, launches=counted_run.call_count)
+
+
 def write_backend(out: Path, dry: bool) -> None:
     """Writes to a JSON file which kernels stock fairseq's self-attention launches on this device, for some shapes.
 
@@ -420,6 +444,7 @@ def write_backend(out: Path, dry: bool) -> None:
         out: the JSON file.
         dry: whether to run a small shape on the CPU.
     """
+    # `make_step` reads the device and the dtype from the flags of benchmarks/block.py.
     if dry:
         args = argparse.Namespace(device="cpu", dtype="fp32")
         activity = torch.profiler.ProfilerActivity.CPU
@@ -460,10 +485,13 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--correctness", type=Path, help="internal: the file to which the part `correct` is written")
     parser.add_argument("--backend", type=Path, help="internal: the file to which the part `backend` is written")
     args = parser.parse_args()
-    args.device = "cpu" if args.dry else "cuda"
     if args.dry:
+        args.device = "cpu"
         args.dtype = "fp32"  # --dtype is for a GPU
-    elif not torch.cuda.is_available() and not args.list:
+    else:
+        args.device = "cuda"
+    needs_gpu = not args.dry and not args.list
+    if needs_gpu and not torch.cuda.is_available():
         sys.exit("error: this machine has no GPU that torch can use; --dry shows the parts on a CPU")
     return args
 

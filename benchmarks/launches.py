@@ -124,20 +124,26 @@ class FusedAttention(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def on_a_gpu(with_kernels: bool, on_launch: OnLaunch, on_call: OnCall) -> Iterator[None]:
-    """During the body, makes this project's attention choose its computation as on a GPU that supports all its kernels.
+def fake_gpu(with_kernels: bool, on_launch: OnLaunch, on_fused_attention: OnCall) -> Iterator[None]:
+    """During the body, makes this project's attention work as if it ran on a GPU. There is no real GPU.
 
-    No GPU is needed, because nothing is launched in the body.
+    The attention chooses its computation as on a GPU that supports all kernels of this project. But the work of such a
+    GPU is not done: functions are called instead, which can record it.
 
     Args:
         with_kernels: whether the Triton kernels are switched on.
         on_launch: is called in place of each launch of a Triton kernel.
-        on_call: is called in place of torch's fused attention, once forward and once backward.
+        on_fused_attention: is called in place of torch's fused attention, forward and backward, with the call's name.
     """
-    # Two computations of this project work differently on a CPU, and ask this function whether they are on one.
-    patched_fused = mock.patch("fairseq_synth.computations.fused.on_cpu", lambda _: False)
-    patched_tiled = mock.patch("fairseq_synth.computations.tiled.on_cpu", lambda _: False)
-    with patched_fused, patched_tiled, replace_kernels(with_kernels, on_launch), replace_fused_attention(on_call):
+    # Two computations of this project do something else on a CPU. They ask the function `on_cpu` where they are.
+    fused_is_not_on_cpu = mock.patch("fairseq_synth.computations.fused.on_cpu", lambda _: False)
+    tiled_is_not_on_cpu = mock.patch("fairseq_synth.computations.tiled.on_cpu", lambda _: False)
+    with (
+        fused_is_not_on_cpu,
+        tiled_is_not_on_cpu,
+        replace_kernels(with_kernels, on_launch),
+        replace_fused_attention(on_fused_attention),
+    ):
         yield
 
 
@@ -148,7 +154,7 @@ def replace_kernels(with_kernels: bool, on_launch: OnLaunch) -> Iterator[None]:
     `with_kernels`: whether the kernels are switched on. Otherwise none is launched.
     """
 
-    def pretend_to_load(plan: Any, _: Any) -> bool:
+    def pretend_to_load(plan: Any, _tensors: Any) -> bool:
         """Takes the place of kernels.load, which compiles the kernels of a plan and checks them on a GPU."""
         plan.is_loaded = True
         return True
@@ -164,18 +170,33 @@ def replace_kernels(with_kernels: bool, on_launch: OnLaunch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replace_fused_attention(on_call: OnCall) -> Iterator[None]:
-    """During the body, calls `on_call` in place of torch's fused attention, once forward and once backward.
+def replace_fused_attention(on_fused_attention: OnCall) -> Iterator[None]:
+    """During the body, replaces torch's fused attention by the class `FusedAttention`, which computes nothing.
 
     On a CPU and on the device "meta", torch would compute it by other operations than on a GPU.
+
+    `on_fused_attention`: a function that `FusedAttention` calls with its name, once forward and once backward.
     """
 
     def report_attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, *_: Any, **__: Any) -> Any:
         """Takes the place of torch's scaled_dot_product_attention, whose further arguments do not matter here."""
-        return FusedAttention.apply(on_call, query, key, value, attn_mask)
+        return FusedAttention.apply(on_fused_attention, query, key, value, attn_mask)
 
     with mock.patch("torch.nn.functional.scaled_dot_product_attention", report_attention):
         yield
+
+
+@contextlib.contextmanager
+def record_gpu_kernels(with_kernels: bool) -> Iterator[list[str]]:
+    """Records the kernels that the body would launch on a GPU. Yields the list to which their names are added.
+
+    `with_kernels`: whether the Triton kernels are switched on.
+    """
+    recorder = KernelRecorder()  # sees the functions of ATen that the body calls
+    # Triton kernels and torch's fused attention are no functions of ATen, so they are reported to the recorder.
+    gpu = fake_gpu(with_kernels, on_launch=recorder.record_launch, on_fused_attention=recorder.record)
+    with gpu, recorder:
+        yield recorder.names
 
 
 def list_launches(
@@ -203,13 +224,10 @@ def list_launches(
         module = block.build_block(name, length, causal).to(dtype).train()
         x = torch.empty(length, sentences, module.embed_dim, dtype=dtype, requires_grad=True)
         masks = block.make_masks(module, x, causal)
-    # The recorder sees each function of ATen that its block calls. Triton kernels and torch's fused attention are
-    # no such functions, so `on_a_gpu` reports them to the recorder.
-    recorder = KernelRecorder()
-    with on_a_gpu(with_kernels, on_launch=recorder.record_launch, on_call=recorder.record), recorder:
+    with record_gpu_kernels(with_kernels) as names:
         output, _ = module(query=x, key=x, value=x, need_weights=False, **masks)
         output.backward(torch.empty_like(output))
-    return recorder.names
+    return names
 
 
 def count_launches_of_decoding(name: str, beam: int = 4) -> int:
@@ -272,14 +290,15 @@ def make_source(sentences: int, length: int) -> dict[str, Tensor]:
 
 
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
-    """Returns a function that runs on a CPU the code with which a self-attention starts its work on a GPU.
+    """Returns a function whose time shows how long the CPU takes to start the work of a self-attention on a GPU.
 
-    The returned function runs the attention forward and backward. Its time is that of
+    The returned function runs the attention forward and backward on the CPU, and the attention is made to believe that
+    it is on a GPU. So these parts are timed:
 
-    - the code of this project, which chooses the kernels of the GPU and builds their arguments
+    - the code of this project that chooses the kernels of a GPU and builds their arguments
     - the other operations of torch, such as matrix products, which take next to no time with so small a batch
 
-    Its time does not include the launches of Triton kernels and torch's fused attention, which are left out.
+    Triton kernels and torch's fused attention are not run, so their time is not included.
 
     Args:
         name: ``stock`` or a variant.
@@ -290,7 +309,7 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
 
     def step() -> None:
         """Runs the attention forward and backward, `repeats` times."""
-        with on_a_gpu(with_kernels, on_launch=build_arguments, on_call=ignore_fused_attention):
+        with fake_gpu(with_kernels, on_launch=build_arguments, on_fused_attention=ignore_fused_attention):
             for _ in range(repeats):
                 run_attention()
 
@@ -322,6 +341,7 @@ def make_narrow_step(name: str) -> Function:
         """Runs the attention forward and backward once."""
         output, _ = module(query=x, key=x, value=x, key_padding_mask=no_padding, need_weights=False)
         output.backward(output_gradient)
+        # Without this, the next call would add its gradients to these ones.
         for tensor in tensors_with_gradients:
             tensor.grad = None
 
@@ -341,14 +361,15 @@ def build_narrow_block(name: str, length: int) -> torch.nn.Module:
 
 
 def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
-    """Compares the time that the CPU needs to start the work of a self-attention on a GPU with stock fairseq's time.
+    """Compares how long the CPU takes to start the work of a GPU, for the self-attention of stock and of the variants.
 
     Args:
         variants: the variants.
         rounds: how many rounds are timed.
 
     Returns:
-        {variant: {``without`` or ``with`` the Triton kernels: stock's time divided by the variant's}}.
+        for example {"random": {"without": 0.9, "with": 0.8}}. The numbers are stock's time divided by the variant's,
+        without and with the Triton kernels.
     """
     rows = {}
     for variant in variants:
@@ -357,7 +378,8 @@ def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[s
             "without": make_host_step(variant, with_kernels=False),
             "with": make_host_step(variant, with_kernels=True),
         }
-        comparisons = compare_with_stock(steps, device="cpu", rounds=rounds)  # by the time of the CPU
+        # These functions do all their work on the CPU.
+        comparisons = compare_with_stock(steps, device="cpu", rounds=rounds)
         rows[variant] = {"without": comparisons["without"].ratio, "with": comparisons["with"].ratio}
     return rows
 

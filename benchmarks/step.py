@@ -113,7 +113,8 @@ def make_random_batch(shape: str, args: argparse.Namespace) -> Batch:
     """
     sentences, length = parse_shape(shape)
     torch.manual_seed(0)
-    words = torch.randint(FIRST_WORD, args.words, (2, sentences, length), device=args.device)
+    size = (2, sentences, length)  # 2: source and target
+    words = torch.randint(low=FIRST_WORD, high=args.words, size=size, device=args.device)
     source, whole_target = words.unbind()  # each (sentences, length)
     target = whole_target[:, : args.target_tokens]  # all of it if the flag is None
     lengths = torch.full((sentences,), length, device=args.device)
@@ -137,7 +138,7 @@ def load_corpus(args: argparse.Namespace) -> Corpus:
     config = TranslationConfig(
         data=args.data,
         dataset_impl="mmap",
-        # fairseq-train would fill these in
+        # fairseq-train takes the following values from the other parts of its configuration.
         train_subset="train",
         required_seq_len_multiple=1,
     )
@@ -194,9 +195,7 @@ def main() -> None:
     stock = make_trainer(STOCK, corpus, args)
     rows: dict[str, dict[str, float]] = {}
     for name in args.variants:
-        # No variable keeps the variant's trainer, so its memory is freed before the next one is made. All of them
-        # together would need 15 GB.
-        rows[name] = compare_trainers(stock, make_trainer(name, corpus, args), corpus, args)
+        rows[name] = compare_variant(stock, name, corpus, args)
         print(name, rows[name], file=sys.stderr, flush=True)  # the final table comes much later
     batches_text = "batches of a corpus" if args.data else "one length"
     title = f"training step of the base model, {batches_text}, l = {args.max_length}"
@@ -209,15 +208,17 @@ def make_trainer(name: str, corpus: Corpus, args: argparse.Namespace) -> Trainer
     return Trainer(model, corpus.dictionary.pad(), args)
 
 
-def compare_trainers(stock: Trainer, variant: Trainer, corpus: Corpus, args: argparse.Namespace) -> dict[str, float]:
+def compare_variant(stock: Trainer, name: str, corpus: Corpus, args: argparse.Namespace) -> dict[str, float]:
     """Times stock fairseq and a variant in turns, and returns the variant's row of the table: {heading: value}.
 
     Args:
         stock: stock fairseq.
-        variant: the variant.
+        name: the name of the variant.
         corpus: the batches by the columns of the table. In a round, each model is updated on all batches of a column.
         args: the command line's flags.
     """
+    # The variant's model exists only during this call, because the models of all variants would need 15 GB.
+    variant = make_trainer(name, corpus, args)
     row: dict[str, float] = {}
     for heading, batches in corpus.batches_by_column.items():
         functions = {STOCK: stock.make_round(batches), "variant": variant.make_round(batches)}

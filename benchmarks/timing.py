@@ -55,7 +55,7 @@ def list_columns(table: Table, names: list[str]) -> list[list[Cell]]:
     """
     other_models = [model for model in table.models() if model != table.baseline]
     first_seed = table.seeds[0]
-    cells = table.cells(names, [table.baseline, *other_models], [first_seed])
+    cells = table.cells(names, [table.baseline, *other_models], [first_seed])  # in the order of these models
     cells_by_column: dict[str, list[Cell]] = {}
     for cell in cells:
         cells_by_column.setdefault(cell.column.name, []).append(cell)
@@ -73,13 +73,14 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
     baseline = cells[0]
     recipe = RECIPES[baseline.column.recipe]
     say(f"{baseline.column.name}: one update of each model in turns, {WARM_UP + ROUNDS} rounds")
-    updates = {}  # {model: a function that updates the model once}
+    update_functions = {}
     for cell in cells:
-        updates[cell.model] = start_training(list_training_arguments(cell, settings, out))
+        arguments = list_training_arguments(cell, settings, out)
+        update_functions[cell.model] = start_training(arguments)
     if recipe.threads:
         set_number_of_threads(recipe.threads)
     comparisons = compare_in_turns(
-        updates,
+        update_functions,
         baseline=baseline.model,
         stopwatch=choose_stopwatch(recipe),
         rounds=ROUNDS,
@@ -148,7 +149,7 @@ def list_training_arguments(cell: Cell, settings: dict[str, Any], out: Path) -> 
     run = cell.run(out)
     machine = train.Machine(gpus=count_gpus(run.recipe)).for_recipe(run.recipe)
     command = train.training_command(run, settings, machine, ["--no-save", "--disable-validation", *run.flags])
-    # The words before the first argument start the program: fairseq-train, or torchrun with its own flags.
+    # The words before this folder start the program: fairseq-train, or torchrun with its own flags.
     folder_of_binarised_data = str(run.data / "bin")
     position_of_first_argument = command.index(folder_of_binarised_data)
     return command[position_of_first_argument:]
@@ -175,18 +176,19 @@ def start_training(arguments: Sequence[str]) -> Function:
     task: Any = tasks.setup_task(config.task)
     model = task.build_model(config.model)
     trainer: Any = Trainer(config, task, model, task.build_criterion(config.criterion))
-    batches_per_update = config.optimization.update_freq[0]
-    batches = iterate_batches(trainer, batches_per_update)
+    batches_per_update = config.optimization.update_freq[0]  # a list of one number for each epoch; all are the same
+    lists_of_batches = iterate_updates(trainer, batches_per_update)
 
     def update() -> None:
         """Updates the model once, on the next batches."""
-        trainer.train_step(next(batches))
+        batches = next(lists_of_batches)
+        trainer.train_step(batches)
 
     return update
 
 
-def iterate_batches(trainer: Any, batches_per_update: int) -> Iterator[Any]:
-    """Yields the batches of each update, without end: epoch after epoch, in the same order for all models."""
+def iterate_updates(trainer: Any, batches_per_update: int) -> Iterator[Any]:
+    """Yields the list of batches of each update, without end: epoch after epoch, in the same order for all models."""
     from fairseq.data import iterators
 
     epochs = trainer.get_train_iterator(epoch=1)

@@ -32,8 +32,8 @@ def check_merges(out: Path, merges: int, sides: Sequence[str]) -> None:
         sides: the endings of the files in the folder `out`/sub, such as ["en", "de"].
     """
     note_missing_merges(out / "codes", merges)
-    dictionary = sorted((out / "bin").glob("dict*.txt"))[0]  # both sides have the same dictionary
-    counts = read_dictionary(dictionary)
+    dictionaries = sorted((out / "bin").glob("dict*.txt"))
+    counts = read_dictionary(dictionaries[0])  # both sides have the same dictionary
     files: list[Path] = []
     for split in ("valid", "test"):
         files += [out / "sub" / f"{split}.{side}" for side in sides]
@@ -57,7 +57,9 @@ def warn_of_unknown_subwords(share: float, merges: int, training_subwords: int) 
         training_subwords: the number of subwords in the training text.
     """
     suitable_merges = training_subwords // SUBWORDS_PER_MERGE
-    proposed_merges = max(suitable_merges // 100, 1) * 100  # rounded down to hundreds
+    # rounded down to a multiple of 100, but at least 100
+    hundreds = max(suitable_merges // 100, 1)
+    proposed_merges = 100 * hundreds
     if share > MOST_UNKNOWN and proposed_merges < merges:
         cause = f"--merges {merges} is too large for so little training text"
         fix = f"try --merges {proposed_merges} in another folder"
@@ -91,10 +93,8 @@ def share_of_unknown(counts: Mapping[str, int], files: Iterable[Path]) -> float:
             subwords = line.split()
             number_of_subwords += len(subwords)
             for subword in subwords:
-                if subword in counts:
-                    continue
-                characters = set(subword.removesuffix("@@"))
-                if characters <= known_characters:
+                characters = subword.removesuffix("@@")
+                if subword not in counts and known_characters.issuperset(characters):
                     number_unknown += 1
     return number_unknown / number_of_subwords
 
@@ -119,20 +119,20 @@ def find_longest_sentence(out: Path, splits: Sequence[str], sides: Sequence[str]
             # fairseq leaves such a line out of the training set. In a validation or test set, it is an error.
             if split != "train" and longest_of_file > MOST_POSITIONS:
                 line_number = lengths.index(longest_of_file) + 1
-                warn_of_long_line(file, line_number, length=longest_of_file, is_valid=split == "valid")
+                warn_of_long_line(file, line_number, length=longest_of_file, split=split)
     return longest
 
 
-def warn_of_long_line(file: Path, line_number: int, length: int, is_valid: bool) -> None:
+def warn_of_long_line(file: Path, line_number: int, length: int, split: str) -> None:
     """Prints a warning about a line that is too long for fairseq.
 
     Args:
         file: the validation or test set in subwords.
         line_number: the number of the line, counted from 1.
         length: its length in subwords.
-        is_valid: whether the file is the validation set; otherwise it is the test set.
+        split: "valid" if the file is the validation set, "test" if it is the test set.
     """
-    if is_valid:
+    if split == "valid":
         consequence = "train.sh will end with an error when it validates"
     else:
         consequence = "evaluate.sh will refuse it after the training"
@@ -180,15 +180,15 @@ class RoundTrip(NamedTuple):
 class Comparison(NamedTuple):
     """The lines of a side of the test set, compared before and after the round trip."""
 
-    compared: list[Line]  # all lines that were not cut to a maximum length
-    changed: list[Line]  # those compared lines that are not the same after the round trip
+    compared_lines: list[Line]  # all lines that were not cut to a maximum length
+    changed_lines: list[Line]  # those compared lines that are not the same after the round trip
     number_cut: int  # the number of lines that were cut, and cannot be compared
     bleu: float  # the BLEU that the compared lines have
 
     @property
     def number_same(self) -> int:
         """The number of compared lines that are the same after the round trip."""
-        return len(self.compared) - len(self.changed)
+        return len(self.compared_lines) - len(self.changed_lines)
 
 
 def check_round_trip(side: PreparedSide) -> RoundTrip | None:
@@ -202,19 +202,20 @@ def check_round_trip(side: PreparedSide) -> RoundTrip | None:
     """
     comparison = compare_test_set(side)
     print_comparison(side, comparison)
-    if not comparison.compared:
+    number_compared = len(comparison.compared_lines)
+    if number_compared == 0:
         return None
-    return RoundTrip(bleu=round(comparison.bleu, 2), same=comparison.number_same, total=len(comparison.compared))
+    return RoundTrip(bleu=round(comparison.bleu, 2), same=comparison.number_same, total=number_compared)
 
 
 def compare_test_set(side: PreparedSide) -> Comparison:
     """Returns which lines of a side of the test set the round trip has changed, and their BLEU."""
     all_lines = read_test_set(side)
-    compared = [line for line in all_lines if not may_be_cut(line, side.max_length)]
-    changed = [line for line in compared if line.before != line.after]
-    number_cut = len(all_lines) - len(compared)
-    score = bleu_of_round_trip(side, compared) if changed else 100.0
-    return Comparison(compared, changed, number_cut=number_cut, bleu=score)
+    compared_lines = [line for line in all_lines if not may_be_cut(line, side.max_length)]
+    changed_lines = [line for line in compared_lines if line.before != line.after]
+    number_cut = len(all_lines) - len(compared_lines)
+    score = bleu_of_round_trip(side, compared_lines) if changed_lines else 100.0
+    return Comparison(compared_lines, changed_lines, number_cut=number_cut, bleu=score)
 
 
 def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
@@ -223,17 +224,19 @@ def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
     Prints a warning if so much is different that it has an influence on the scores of translations.
     """
     name = "round trip" if side.is_target else f"round trip of {side.language}"
+    number_compared = len(comparison.compared_lines)
     number_cut = f"{comparison.number_cut:,}"
-    if not comparison.compared:
+    if number_compared == 0:
         print(f"{name}: nothing is left of it, as all {number_cut} lines are cut to {side.max_length} subwords")
         return
-    same_lines = f"{comparison.number_same:,} of {len(comparison.compared):,} lines"
-    cut_lines = f"; {number_cut} more are cut to {side.max_length} subwords" if comparison.number_cut else ""
-    print(f"{name}: BLEU {comparison.bleu:.2f}, {same_lines}{cut_lines}")
-    if comparison.changed:
-        print_difference(comparison.changed[0])
+    summary = f"{name}: BLEU {comparison.bleu:.2f}, {comparison.number_same:,} of {number_compared:,} lines"
+    if comparison.number_cut:
+        summary += f"; {number_cut} more are cut to {side.max_length} subwords"
+    print(summary)
+    if comparison.changed_lines:
+        print_difference(comparison.changed_lines[0])
     if comparison.bleu < LEAST_BLEU:
-        explanation = explain_changes(side, comparison.changed)
+        explanation = explain_changes(side, comparison.changed_lines)
         if side.is_target:
             explanation = f"no translation can have more than BLEU {comparison.bleu:.2f}: {explanation}"
         print(f"warning: {explanation}")

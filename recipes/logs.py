@@ -12,30 +12,27 @@ def read_lines(log: str, kind: str) -> list[dict[str, float]]:
     """Returns the values in all lines of one kind in a log of fairseq-train: a dictionary {name: value} for each line.
 
     The lines are in the order of the updates. A training that was interrupted repeats the updates after its last
-    checkpoint. If there are several lines for the same number of updates, the last one counts.
+    checkpoint. So the log may have several lines for the same number of updates. Only the last of them is returned.
 
     Args:
         log: the text of the log.
         kind: "train_inner" (lines every hundred updates or so), "train" (lines at the end of an epoch) or "valid".
     """
-    fields_by_updates = {}
+    fields_by_updates: dict[int, dict[str, float]] = {}
     for line in log.splitlines():
         if f"| {kind} |" not in line:
             continue
         fields = {name: float(value) for name, value in FIELD.findall(line)}
         if "num_updates" in fields:
-            fields_by_updates[fields["num_updates"]] = fields
+            updates = int(fields["num_updates"])
+            fields_by_updates[updates] = fields  # replaces an earlier line for the same number of updates
     return [fields_by_updates[updates] for updates in sorted(fields_by_updates)]
 
 
 def read_log(log: str) -> dict[str, Any]:
     """Returns what the results in results/*.json say of a training: its size, its time, and its validation curve.
 
-    The time is computed from the median speed. So it does not include pauses, or periods in which the machine was busy
-    with something else.
-
-    Args:
-        log: the text of a log of fairseq-train.
+    `log`: the text of a log of fairseq-train.
     """
     training = read_lines(log, "train_inner")
     epochs = read_lines(log, "train")
@@ -43,21 +40,39 @@ def read_log(log: str) -> dict[str, Any]:
     updates = int(max(fields["num_updates"] for fields in training + epochs + validations))
     # A short training may end before the first line of "train_inner". Then the lines at the ends of epochs are used.
     reports = training if training else epochs
-    # fairseq's names are ups for updates per second, and wpb (words per batch) for the tokens of an update
-    updates_per_second = [fields["ups"] for fields in reports if fields.get("ups")]
+    # fairseq's name for the tokens of an update is wpb (words per batch).
     tokens_per_update = statistics.mean(fields["wpb"] for fields in reports)
-    if updates_per_second:
-        minutes = round(updates / statistics.median(updates_per_second) / 60, 1)
-    else:
-        minutes = None
-    parameters = re.findall(r"num\. trained: ([\d,]+)", log)  # for example "1,850,624", once for each start
     return {
-        "parameters": int(parameters[0].replace(",", "")),
+        "parameters": read_number_of_parameters(log),
         "updates": updates,
         "target_tokens_updates_x_wpb": round(updates * tokens_per_update),
-        "minutes": minutes,
+        "minutes": estimate_minutes(updates, reports),
         "curve": validation_curve(validations),
     }
+
+
+def read_number_of_parameters(log: str) -> int:
+    """Returns the number of a model's trained parameters, from a line of the log such as "num. trained: 1,850,624"."""
+    match = re.search(r"num\. trained: ([\d,]+)", log)
+    assert match is not None  # fairseq-train prints the line whenever it starts
+    return int(match[1].replace(",", ""))
+
+
+def estimate_minutes(updates: int, reports: list[dict[str, float]]) -> float | None:
+    """Returns how many minutes a training takes at its median speed; None if its log reports no speed.
+
+    Pauses are not included, and neither are periods in which the machine was busy with something else.
+
+    Args:
+        updates: the number of updates in the training.
+        reports: the values {name: value} in each line of the log that reports on updates.
+    """
+    speeds = [fields["ups"] for fields in reports if "ups" in fields]  # ups is fairseq's name for updates per second
+    known_speeds = [speed for speed in speeds if speed != 0]  # it is 0 where fairseq has not measured it yet
+    if not known_speeds:
+        return None
+    seconds = updates / statistics.median(known_speeds)
+    return round(seconds / 60, 1)
 
 
 def validation_curve(validations: list[dict[str, float]]) -> dict[str, list[float]]:

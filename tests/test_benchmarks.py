@@ -174,12 +174,12 @@ def test_the_host_takes_the_branch_of_a_gpu(name, monkeypatch):
     import launches
 
     calls = []
-    on_a_gpu = launches.on_a_gpu
+    fake_gpu = launches.fake_gpu
 
-    def on_a_gpu_with_a_list(with_kernels, on_launch, on_call):
-        return on_a_gpu(with_kernels, on_launch, on_call=calls.append)
+    def fake_gpu_with_a_list(with_kernels, on_launch, on_fused_attention):
+        return fake_gpu(with_kernels, on_launch, on_fused_attention=calls.append)
 
-    monkeypatch.setattr(launches, "on_a_gpu", on_a_gpu_with_a_list)
+    monkeypatch.setattr(launches, "fake_gpu", fake_gpu_with_a_list)
     step = launches.make_host_step(name, with_kernels=False, repeats=2)
     step()
     assert calls == ["fused_attention", "fused_attention_backward"] * 2
