@@ -127,8 +127,9 @@ class FusedAttention(torch.autograd.Function):
 def fake_gpu(with_kernels: bool, on_launch: OnLaunch, on_fused_attention: OnCall) -> Iterator[None]:
     """During the body, makes this project's attention work as if it ran on a GPU. There is no real GPU.
 
-    The attention chooses its computation as on a GPU that supports all kernels of this project. But the work of such a
-    GPU is not done: functions are called instead, which can record it.
+    The attention chooses its computation as on a GPU that supports all kernels of this project. But no Triton kernel is
+    launched, and torch's fused attention is not computed. The functions `on_launch` and `on_fused_attention` are called
+    in their place. All other operations are left as they are.
 
     Args:
         with_kernels: whether the Triton kernels are switched on.
@@ -163,9 +164,9 @@ def replace_kernels(with_kernels: bool, on_launch: OnLaunch) -> Iterator[None]:
         """Takes the place of kernels.device_fits, which returns whether a GPU is new enough."""
         return True
 
-    with mock.patch.multiple(
-        kernels, SWITCH="1" if with_kernels else "0", device_fits=pretend_to_fit, load=pretend_to_load, run=on_launch
-    ):
+    switch = "1" if with_kernels else "0"  # the value of the environment variable that switches the kernels on or off
+    # kernels.run launches a kernel.
+    with mock.patch.multiple(kernels, SWITCH=switch, device_fits=pretend_to_fit, load=pretend_to_load, run=on_launch):
         yield
 
 
@@ -292,13 +293,14 @@ def make_source(sentences: int, length: int) -> dict[str, Tensor]:
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
     """Returns a function whose time shows how long the CPU takes to start the work of a self-attention on a GPU.
 
-    The returned function runs the attention forward and backward on the CPU, and the attention is made to believe that
-    it is on a GPU. So these parts are timed:
+    The returned function runs the attention forward and backward on the CPU. But the attention takes the branch that it
+    takes on a GPU, and two kinds of work that only a GPU can do are replaced:
 
-    - the code of this project that chooses the kernels of a GPU and builds their arguments
-    - the other operations of torch, such as matrix products, which take next to no time with so small a batch
+    - instead of a launch of a Triton kernel, `build_arguments` is called, which only builds the kernel's arguments
+    - instead of torch's fused attention, `ignore_fused_attention` is called, which does nothing
 
-    Triton kernels and torch's fused attention are not run, so their time is not included.
+    All other code runs as it is: that of this project, and operations of torch such as matrix products, which take next
+    to no time with so small a batch.
 
     Args:
         name: ``stock`` or a variant.
@@ -378,7 +380,7 @@ def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[s
             "without": make_host_step(variant, with_kernels=False),
             "with": make_host_step(variant, with_kernels=True),
         }
-        # These functions do all their work on the CPU.
+        # These functions only pretend to use a GPU. They do all their work on the CPU, which has to be timed.
         comparisons = compare_with_stock(steps, device="cpu", rounds=rounds)
         rows[variant] = {"without": comparisons["without"].ratio, "with": comparisons["with"].ratio}
     return rows

@@ -8,6 +8,8 @@ from fairseq_synth.positions import Inputs
 from fairseq_synth.synthesizers import Mixture
 
 VECTOR_WIDTH = 16  # how many numbers the vector of a word has
+SEED_OF_PARAMETERS = 1
+SEED_OF_VECTORS = 4
 
 
 def compute_logits(name: str, words: Sequence[str]) -> list[list[float]]:
@@ -17,17 +19,28 @@ def compute_logits(name: str, words: Sequence[str]) -> list[list[float]]:
     the processor.
     """
     length = len(words)
-    torch.manual_seed(1)
-    # A mixture of a single function, in a single head.
-    mixture = Mixture((name,), mixture="convex", num_heads=1, head_dim=VECTOR_WIDTH, max_length=length, rank=2)
-    mixture.reset_parameters()
-    mixture = mixture.double()
+    function = make_function(name, length)
     with torch.no_grad():
-        (logits,) = mixture(make_inputs(words))  # a list with a single element, as all heads are in one group
-    # Logits that are the same for all sentences, heads or rows have the size 1. They are repeated here.
-    logits_of_sentences = logits.total(length).expand(1, 1, length, length)  # 1 sentence, 1 head
-    matrix = logits_of_sentences[0, 0]
+        logits_of_groups = function(make_inputs(words))  # has one element, as the only head is in the only group
+    logits = logits_of_groups[0].total(length)  # (1 sentence, 1 head, rows, length)
+    # Some functions have the same logits for all words, and return only 1 row of them. `expand` repeats the row.
+    matrix = logits.expand(1, 1, length, length)[0, 0]
     return [[round(value, 3) for value in row] for row in matrix.tolist()]
+
+
+def make_function(name: str, length: int) -> Mixture:
+    """Returns an attention function in fp64 with random parameters, the same in every call.
+
+    It is a mixture of a single function, and has a single head. A factorized function has the rank 2.
+
+    Args:
+        name: the function, such as "random".
+        length: the largest number of words that it can be used for.
+    """
+    torch.manual_seed(SEED_OF_PARAMETERS)
+    function = Mixture((name,), mixture="convex", num_heads=1, head_dim=VECTOR_WIDTH, max_length=length, rank=2)
+    function.reset_parameters()
+    return function.double()
 
 
 def make_inputs(words: Sequence[str]) -> Inputs:
@@ -37,8 +50,9 @@ def make_inputs(words: Sequence[str]) -> Inputs:
     (length, sentences, width), and queries and keys are (sentences, heads, length, width).
     """
     length = len(words)
-    torch.manual_seed(4)
-    vector_by_word = {word: torch.randn(VECTOR_WIDTH, dtype=torch.double) for word in sorted(set(words))}
+    torch.manual_seed(SEED_OF_VECTORS)
+    different_words = sorted(set(words))  # sorted, as the order of a set is another one in each process
+    vector_by_word = {word: torch.randn(VECTOR_WIDTH, dtype=torch.double) for word in different_words}
     projections = torch.randn(2, VECTOR_WIDTH, VECTOR_WIDTH, dtype=torch.double) / VECTOR_WIDTH**0.5
     query_projection, key_projection = projections.unbind()
     vectors = torch.stack([vector_by_word[word] for word in words])  # (length, width)

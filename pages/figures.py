@@ -99,7 +99,8 @@ def fill_in(page: str, text: str) -> str:
     Raises:
         UserError: a comment names no figure, is not closed on its line, or stands where Markdown takes it for HTML.
     """
-    check_comments(page, text)
+    refuse_misplaced_comment(page, text)
+    refuse_unclosed_comment(page, text)
 
     def render_match(match: "re.Match[str]") -> str:
         """Returns the two comments around a figure, as `FIGURE` matches them, with the current value between them."""
@@ -108,8 +109,8 @@ def fill_in(page: str, text: str) -> str:
     return FIGURE.sub(render_match, text)
 
 
-def check_comments(page: str, text: str) -> None:
-    """Raises UserError if a comment on a page is misplaced or not closed, so that `fill_in` could not fill it in.
+def refuse_misplaced_comment(page: str, text: str) -> None:
+    """Raises UserError if a comment on a page begins a line or an item of a list: "- <!-- figure: bugs -->37…".
 
     Args:
         page: the name of the page.
@@ -121,10 +122,18 @@ def check_comments(page: str, text: str) -> None:
             f"{page}: '{BEGINNING_OF_COMMENT}{misplaced['words']} -->' begins a line or an item of a list, "
             "which Markdown would show as it is written; begin it with a word"
         )
-    number_of_comments = text.count(BEGINNING_OF_COMMENT)
-    closed_comments = FIGURE.findall(text)  # FIGURE matches only comments that are closed on their line
-    number_of_closed_comments = len(closed_comments)
-    if number_of_closed_comments != number_of_comments:
+
+
+def refuse_unclosed_comment(page: str, text: str) -> None:
+    """Raises UserError if a comment on a page has no "<!-- end -->" on its line: "has <!-- figure: bugs -->37 bugs".
+
+    Args:
+        page: the name of the page.
+        text: the Markdown of the page.
+    """
+    number_of_beginnings = text.count(BEGINNING_OF_COMMENT)
+    complete_comments = FIGURE.findall(text)  # each with its beginning and its end
+    if len(complete_comments) != number_of_beginnings:
         raise UserError(f"{page}: not every '{BEGINNING_OF_COMMENT}NAME -->' has its '<!-- end -->' on the same line")
 
 
@@ -144,8 +153,8 @@ def compute_figure(page: str, words: str) -> str:
     except UserError as error:
         raise UserError(f"{place_of_error}: {error}") from None
     except (LookupError, TypeError, ValueError) as error:
-        # A LookupError or a ValueError means that the results have no such table, model or number of updates. A
-        # TypeError means that the number of words is wrong: the function takes fewer or more arguments.
+        # LookupError: the results have no such table or model. ValueError: they have no such number of updates.
+        # TypeError: the function takes fewer or more arguments than the comment has words.
         raise UserError(f"{place_of_error}: not in the results ({error}); see FIGURES in pages/figures.py") from None
 
 
@@ -378,6 +387,8 @@ def pairs_after(updates: str, model: str) -> str:
 def conversion_cost(conversion: str, updates: str, metric: str) -> str:
     """Returns by how much a Transformer for En-De gets worse when its dot products are replaced, with an interval.
 
+    The result is positive if the converted model is worse: if its BLEU is lower, or its loss higher.
+
     In a page: ``conversion-cost CONVERSION UPDATES METRIC``.
 
     Args:
@@ -391,9 +402,8 @@ def conversion_cost(conversion: str, updates: str, metric: str) -> str:
     # The intervals are simultaneous, as in docs/convert.md: they get wider with the number of conversions that are
     # compared. So the intervals of all conversions are computed, though only one is returned.
     differences = compute_differences(table, runs_by_conversion, metric)
-    cost = differences[conversion]  # the converted model minus the Transformer
-    if not is_lower_better(table, metric):
-        cost = negate(cost)
+    difference = differences[conversion]  # the converted model minus the Transformer
+    cost = difference if is_lower_better(table, metric) else negate(difference)
     return format_difference(cost, metric)
 
 

@@ -94,8 +94,8 @@ class Pair(NamedTuple):
         return difference
 
     @property
-    def group(self) -> int:
-        """A number that tells runs of the baseline apart: equal in two pairs if they have the same run of it."""
+    def baseline_run_id(self) -> int:
+        """A number for the run of the baseline. It is equal in two pairs if they have the same run of the baseline."""
         return id(self.baseline)  # these pairs share the object of the run
 
 
@@ -104,13 +104,14 @@ def pair_with_baseline(runs_by_model: RunsByModel, baseline: str) -> dict[str, l
 
     Runs whose seed the baseline does not have are left out, and so are models without any pair.
     """
+    baseline_runs = runs_by_model.get(baseline, [])
     pairs_by_model = {}
     for model, runs in runs_by_model.items():
         if model == baseline:
             continue
         pairs = []
         for run in runs:
-            baseline_run = find_run_with_same_seed(run, runs_by_model[baseline])
+            baseline_run = find_run_with_same_seed(run, baseline_runs)
             if baseline_run is not None:
                 pairs.append(Pair(run, baseline_run))
         if pairs:
@@ -165,13 +166,15 @@ def compute_differences(table: Table, runs_by_model: RunsByModel, metric: str) -
 
         difference ± quantile of Student's t * square root of the variance of the difference
 
-    This variance follows from the variance of a single run, which is estimated from the runs of all models. So a model
-    with a single run has an interval, too.
+    The quantile grows with the number of models, so that all intervals hold together. The variance follows from the
+    variance of a single run, which is estimated from the runs of all models. So a model with a single run has an
+    interval, too.
     """
     measured_runs = select_measured_runs(runs_by_model, metric)
     pairs_by_model = pair_with_baseline(measured_runs, table.baseline)
     run_variance = estimate_variance(pairs_by_model, table.baseline, metric)
-    quantile = simultaneous_quantile(len(pairs_by_model), run_variance.degrees_of_freedom)
+    number_of_models = len(pairs_by_model)  # each of them gets an interval
+    quantile = simultaneous_quantile(number_of_models, run_variance.degrees_of_freedom)
     differences = {}
     for model, pairs in pairs_by_model.items():
         mean = statistics.mean(pair.difference(metric) for pair in pairs)
@@ -191,25 +194,23 @@ def select_measured_runs(runs_by_model: RunsByModel, metric: str) -> RunsByModel
 def variance_of_mean_difference(pairs: Sequence[Pair], run_variance: float) -> float:
     """Returns the variance of the mean difference of some pairs: mean of the model's runs - mean of the baseline's.
 
-    A mean is a weighted sum of runs. A run with the weight w adds w² times its own variance. The n runs of the model
-    have the weight 1 / n each. A run of the baseline that is in k of the n pairs has the weight k / n.
+    The mean difference is a weighted sum of independent runs, and a run with the weight w adds w² times its variance.
+    For example, three runs of a model are compared with two runs of the baseline, A, A and B. The sum is
 
-    For example, there are 3 pairs with 2 runs of the baseline, the first of which is in 2 pairs. Then the variance is
-    that of a run times 1/3 + (2/3)² + (1/3)² = 8/9. For a single pair, it is that of a run times 1 + 1.
+        model 1 / 3 + model 2 / 3 + model 3 / 3 - 2 A / 3 - B / 3
+
+    The weights squared are 1/9, 1/9, 1/9, 4/9 and 1/9. So the variance is 8/9 of the variance of a run.
 
     Args:
-        pairs: the n pairs of a model.
+        pairs: the pairs of a model.
         run_variance: the variance of a single run.
     """
     number_of_pairs = len(pairs)
-    pairs_by_baseline_run = Counter(pair.group for pair in pairs)  # {run of the baseline: in how many pairs it is}
-    # How many times `run_variance` each of the two means adds.
-    times_for_model = 1 / number_of_pairs  # n runs, each of which adds 1 / n squared
-    times_for_baseline = 0.0
-    for pairs_with_this_run in pairs_by_baseline_run.values():
-        weight = pairs_with_this_run / number_of_pairs
-        times_for_baseline += weight**2
-    return run_variance * (times_for_model + times_for_baseline)
+    weights_of_model_runs = [1 / number_of_pairs] * number_of_pairs
+    pairs_by_baseline_run = Counter(pair.baseline_run_id for pair in pairs)  # {run: in how many pairs it is}
+    weights_of_baseline_runs = [-count / number_of_pairs for count in pairs_by_baseline_run.values()]
+    weights = [*weights_of_model_runs, *weights_of_baseline_runs]
+    return run_variance * sum(weight**2 for weight in weights)
 
 
 def simultaneous_quantile(number_of_intervals: int, degrees_of_freedom: int) -> float:
@@ -319,9 +320,10 @@ def list_observations(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: st
     others = []
     for model, pairs in pairs_by_model.items():
         for pair in pairs:
+            group = pair.baseline_run_id
             baseline_value = float(pair.baseline["figures"][metric])
-            observation_by_baseline_run[pair.group] = Observation(baseline, pair.group, baseline_value)
-            others.append(Observation(model, pair.group, float(pair.run["figures"][metric])))
+            observation_by_baseline_run[group] = Observation(baseline, group, baseline_value)
+            others.append(Observation(model, group, float(pair.run["figures"][metric])))
     return [*observation_by_baseline_run.values(), *others]
 
 

@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,20 +212,28 @@ def read_file(corpus: Corpus, path: Path, split: str, history_length: int) -> It
     number_left_out = 0
     for number, row in read_rows(corpus, path):
         where = f"{path}: line {number}"
-        try:
-            example = make_example(corpus, where, row, history_length, default_group)
-        except ERRORS_OF_WRONG_ROWS as error:
-            raise UserError(explain_wrong_row(corpus, where, error, columns=row)) from None
-        has_empty_side = not (example.source and example.target)
-        if not has_empty_side:
+        example = make_example_or_explain(corpus, where, row, history_length, default_group)
+        empty_side = name_empty_side(example)
+        if empty_side is None:
             yield example
         elif may_leave_out:
             number_left_out += 1
         else:
-            empty_side = "target" if example.source else "text"
             raise UserError(f"{where} has an empty {empty_side}; remove it")
     if number_left_out:
         print(f"{path}: {number_left_out} example(s) with an empty side are skipped")
+
+
+def name_empty_side(example: Example) -> str | None:
+    """Returns the name of an empty side of an example, for an error; None if no side is empty.
+
+    The source is called the text, since in most corpora it is a text with a label.
+    """
+    if not example.source:
+        return "text"
+    if not example.target:
+        return "target"
+    return None
 
 
 def read_rows(corpus: Corpus, path: Path) -> Rows:
@@ -258,6 +265,17 @@ def explain_wrong_row(corpus: Corpus, where: str, error: Exception, columns: Ite
     if not contents:
         contents = "another form"
     return f"{where}: no row of {corpus.name}: {type(error).__name__} {error}; it has {contents}"
+
+
+def make_example_or_explain(corpus: Corpus, where: str, row: Row, history_length: int, default_group: str) -> Example:
+    """Returns the example that is in a row of a file. The arguments are those of `make_example`.
+
+    Raises UserError if the row does not have the form that the corpus should have.
+    """
+    try:
+        return make_example(corpus, where, row, history_length, default_group)
+    except ERRORS_OF_WRONG_ROWS as error:
+        raise UserError(explain_wrong_row(corpus, where, error, columns=row)) from None
 
 
 def make_example(corpus: Corpus, where: str, row: Row, history_length: int, default_group: str) -> Example:
@@ -603,26 +621,36 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
         """Returns the length of the span with a mark."""
         return spans[mark].end - spans[mark].start
 
-    # {index of a character: what is inserted before it}; for the example above, {3: " #", 7: " *", 0: "* # "}
-    insertions: dict[int, str] = defaultdict(str)
-    # The ends come first: where one span ends and the other starts, the first is closed before the other is opened.
-    for mark in sorted(spans, key=length):  # the longer span is closed last
-        insertions[spans[mark].end] += f" {mark}"
-    for mark in sorted(spans, key=length, reverse=True):  # the longer span is opened first
-        insertions[spans[mark].start] += f"{mark} "
+    inner_mark, outer_mark = sorted(spans, key=length)  # the shorter span and the longer one, if one contains the other
+    inner, outer = spans[inner_mark], spans[outer_mark]
+    # Of two marks at the same index, the first in this list comes first in the text. So a span is closed before the
+    # other is opened, the inner span is closed before the outer one, and the outer span is opened before the inner one.
+    insertions = [
+        Insertion(inner.end, f" {inner_mark}"),
+        Insertion(outer.end, f" {outer_mark}"),
+        Insertion(outer.start, f"{outer_mark} "),
+        Insertion(inner.start, f"{inner_mark} "),
+    ]
     return insert(text, insertions)
 
 
-def insert(text: str, insertions: Mapping[int, str]) -> str:
-    """Returns a text with insertions: for "abcd" and {1: "-", 3: "+"}, this is "a-bc+d".
+class Insertion(NamedTuple):
+    """A text that is inserted into another text."""
 
-    `insertions`: {index of a character: what is inserted before it}.
+    before: int  # the index of the character before which it is inserted
+    inserted: str
+
+
+def insert(text: str, insertions: Sequence[Insertion]) -> str:
+    """Returns a text with insertions: for "abcd", "-" at index 1 and "+" at index 3, this is "a-bc+d".
+
+    Insertions at the same index keep the order that they have in the list.
     """
     parts: list[str] = []
     start = 0  # of the text after the last insertion
-    for index in sorted(insertions):
-        parts += [text[start:index], insertions[index]]
-        start = index
+    for insertion in sorted(insertions, key=lambda insertion: insertion.before):
+        parts += [text[start : insertion.before], insertion.inserted]
+        start = insertion.before
     parts.append(text[start:])
     return "".join(parts)
 

@@ -99,7 +99,7 @@ def test_a_slip_in_a_yaml_file_is_told(kind, entry, part, tmp_path, monkeypatch)
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
     forms = {"flags": catalog.as_text, "columns": catalog.as_columns}
     assert_refused(
-        lambda _: catalog.read_records("x.yaml", getattr(catalog, kind), **forms), part=["^recipes/x.yaml: a: ", part]
+        lambda _: catalog.read_records("x.yaml", getattr(catalog, kind), forms), part=["^recipes/x.yaml: a: ", part]
     )
 
 

@@ -239,6 +239,13 @@ def test_many_models_have_a_panel_each_the_best_first(results):
     assert lines[0][0][1]["label"] == "dynamicconv"
 
 
+def test_no_losses_can_be_compared_without_a_run_of_the_baseline(write):
+    write("multi30k_cpu/gpu", make_record("random", 1, 35), make_record("dense", 1, 36))
+    name = "multi30k_cpu-en-de-valid-loss.png"
+    with pytest.raises(table_pictures.CannotDrawError, match="no run of .* shares a seed .* with the baseline's"):
+        table_pictures.draw_table_picture(name)
+
+
 def test_single_runs_are_hollow_dots_without_a_mean(results):
     (panel,) = table_pictures.draw_scores("x.png", SHORT, SHORT.columns[0]).panels
     dots = list_calls(panel, "scatter")
