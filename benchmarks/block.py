@@ -40,31 +40,36 @@ RANK = 8
 KERNEL_SIZE = 31  # the width of the convolutions' kernels
 
 
-def build_block(name: str, length: int, causal: bool) -> nn.Module:
+def build_block(
+    name: str, length: int, causal: bool, width: int = WIDTH, heads: int = HEADS, max_length: int = MAX_LENGTH
+) -> nn.Module:
     """Builds one self-attention, with its projections and the same random weights in every call.
 
     Args:
         name: ``stock`` for fairseq's attention, ``lightconv`` or ``dynamicconv`` for fairseq's convolutions, or a
             variant of this project.
-        length: the most tokens that a sentence will have. It matters to Synthesizers, which have parameters for the
-            tokens up to this length, and at least up to `MAX_LENGTH`.
+        length: the most tokens that a sentence will have. It matters to Synthesizers, which have parameters for each
+            position.
         causal: True for the decoder's, which sees no later tokens. It matters to convolutions.
+        width: C, the size of a token's vector.
+        heads: the number of heads.
+        max_length: ℓ, the maximum length of Synthesizers, unless `length` is larger.
     """
     torch.manual_seed(0)
     if name == STOCK:
-        return MultiheadAttention(WIDTH, HEADS, self_attention=True)
+        return MultiheadAttention(width, heads, self_attention=True)
     if name in CONVOLUTIONS:
-        return Convolution(name, causal)
+        return Convolution(name, causal, width, heads)
     # A variant such as "random+vanilla" is a mixture of several functions. A single function is made as a mixture, too.
     functions = Mixture(
         parse_spec(name),
         mixture="convex",
-        num_heads=HEADS,
-        head_dim=WIDTH // HEADS,
-        max_length=max(MAX_LENGTH, length),
+        num_heads=heads,
+        head_dim=width // heads,
+        max_length=max(max_length, length),
         rank=RANK,
     )
-    return SyntheticAttention(WIDTH, HEADS, functions)
+    return SyntheticAttention(width, heads, functions)
 
 
 class Convolution(nn.Module):
@@ -73,22 +78,24 @@ class Convolution(nn.Module):
     It is called like an attention.
     """
 
-    def __init__(self, name: str, causal: bool) -> None:
+    def __init__(self, name: str, causal: bool, width: int, heads: int) -> None:
         """Builds the convolution.
 
         Args:
             name: ``lightconv`` or ``dynamicconv``.
             causal: True if it sees no later tokens. Otherwise it sees as many later as earlier tokens.
+            width: C, the size of a token's vector.
+            heads: the number of heads.
         """
         super().__init__()
         convolution_class = LightweightConv if name == "lightconv" else DynamicConv
-        # Each token sees `KERNEL_SIZE` tokens: so many earlier tokens, the token itself, and later tokens.
+        # `padding_l` is how many earlier tokens a token sees. In all, it sees `KERNEL_SIZE` tokens, itself among them.
         earlier_tokens = KERNEL_SIZE - 1 if causal else KERNEL_SIZE // 2
-        self.gate = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GLU())
+        self.gate = nn.Sequential(nn.Linear(width, 2 * width), nn.GLU())
         self.conv = convolution_class(
-            WIDTH, KERNEL_SIZE, padding_l=earlier_tokens, weight_softmax=True, num_heads=HEADS
+            width, KERNEL_SIZE, padding_l=earlier_tokens, weight_softmax=True, num_heads=heads
         )
-        self.out = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(width, width)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Any, **_: Any) -> Any:
         """Returns the output (T, B, C) for the query (T, B, C), and None in place of attention weights.

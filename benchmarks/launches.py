@@ -357,9 +357,7 @@ def build_narrow_block(name: str, length: int) -> torch.nn.Module:
     function have a row for each position up to the maximum length, and the kernels get all of these rows. So a large
     maximum would add work for the CPU.
     """
-    # `build_block` takes these sizes from its module, benchmarks/block.py, and not as arguments.
-    with mock.patch.multiple(block, WIDTH=HOST_WIDTH, MAX_LENGTH=2 * length):
-        return block.build_block(name, length, causal=False).train()
+    return block.build_block(name, length, causal=False, width=HOST_WIDTH, max_length=2 * length).train()
 
 
 def compare_host_times(variants: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:

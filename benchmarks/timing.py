@@ -71,12 +71,13 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
         out: the folder of data and runs.
     """
     baseline = cells[0]
-    recipe = RECIPES[baseline.column.recipe]
-    say(f"{baseline.column.name}: one update of each model in turns, {WARM_UP + ROUNDS} rounds")
+    table, column = baseline.table, baseline.column
+    recipe = RECIPES[column.recipe]
+    say(f"{column.name}: one update of each model in turns, {WARM_UP + ROUNDS} rounds")
     update_functions = {}
     for cell in cells:
         arguments = list_training_arguments(cell, settings, out)
-        update_functions[cell.model] = start_training(arguments)
+        update_functions[cell.model] = make_update_function(arguments)
     if recipe.threads:
         set_number_of_threads(recipe.threads)
     comparisons = compare_in_turns(
@@ -88,8 +89,8 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
     )
     for model, comparison in comparisons.items():
         print(f"{model}: {comparison.ratio:.2f} (rounds from {comparison.lowest:.2f} to {comparison.highest:.2f})")
-    folder = ROOT / "results" / baseline.table.name / "speed"
-    provenance.write_record(folder / f"{baseline.column.name}.json", make_record(baseline, comparisons))
+    folder = ROOT / "results" / table.name / "speed"
+    provenance.write_record(folder / f"{column.name}.json", make_record(baseline, comparisons))
 
 
 def make_record(baseline: Cell, comparisons: dict[str, Comparison]) -> dict[str, Any]:
@@ -155,8 +156,10 @@ def list_training_arguments(cell: Cell, settings: dict[str, Any], out: Path) -> 
     return command[position_of_first_argument:]
 
 
-def start_training(arguments: Sequence[str]) -> Function:
-    """Starts a training as fairseq-train does, and returns a function that updates the model once.
+def make_update_function(arguments: Sequence[str]) -> Function:
+    """Makes a model and its trainer as fairseq-train does, and returns a function that updates the model once.
+
+    The steps stand in the order of fairseq-train, as each of them needs the steps before it.
 
     Args:
         arguments: the arguments of fairseq-train.

@@ -161,7 +161,7 @@ def compute_figure(page: str, words: str) -> str:
 # ---- speed
 
 
-def speed_up(benchmark: str, name: str, *more_names: str) -> str:
+def speed_up(benchmark_name: str, name: str, *more_names: str) -> str:
     """Returns how many times as fast as fairseq's Transformer a model is, or the range of several speed-ups.
 
     In a page: ``speed-up BENCHMARK NAME …``, where each NAME is that of a model or of a group of models. For example,
@@ -169,13 +169,13 @@ def speed_up(benchmark: str, name: str, *more_names: str) -> str:
     "1.07 to 1.11".
 
     Args:
-        benchmark: a key of `BENCHMARKS`, which lists one or more benchmarks for it.
+        benchmark_name: a key of `BENCHMARKS`, which lists one or more benchmarks for it.
         name: a model, or a key of `GROUPS`.
         more_names: further models and groups, which extend the range.
     """
     ratios: list[float] = []
-    for measurement in BENCHMARKS[benchmark]:
-        speed_ups = load_speed_ups(measurement)
+    for benchmark in BENCHMARKS[benchmark_name]:
+        speed_ups = load_speed_ups(benchmark)
         for model_or_group in (name, *more_names):
             ratios += list_ratios(speed_ups, model_or_group)
     return format_range(ratios, ".2f")
@@ -334,7 +334,8 @@ def load_continued_leads(updates: int, metric: str, model: str) -> list[float]:
         metric: the metric.
         model: the model.
     """
-    table = TABLES["multi30k_28k"]  # has the ends of the trainings; `load_continued_runs` finds the earlier updates
+    # This table has the ends of the trainings. Their records after fewer updates are found from there.
+    table = TABLES["multi30k_28k"]
     runs_by_model = load_continued_runs(table, "en-fr", updates)
     pairs_by_model = pair_with_baseline(runs_by_model, table.baseline)
     differences = [pair.difference(metric) for pair in pairs_by_model[model]]

@@ -282,9 +282,9 @@ def our_score_and_difference_columns(table: Table, column: Column, runs_by_model
     metrics = list(heading_by_metric)
     compared_metric = main_metric(table, column)
     heading_of_scores = f"{column_heading(table, column)}{end_of_our_headings(table)}"
-    heading_of_differences = minus_baseline(table)
-    if len(metrics) > 1:
-        heading_of_differences = f"{minus_baseline(table)}, {heading_by_metric[compared_metric]}"
+    has_several_metrics = len(metrics) > 1
+    name_of_metric = f", {heading_by_metric[compared_metric]}" if has_several_metrics else ""
+    heading_of_differences = f"{minus_baseline(table)}{name_of_metric}"
     scores = score_column(table, runs_by_model, metrics, heading_of_scores)
     differences = difference_columns(table, runs_by_model, compared_metric, heading_of_differences)
     return [scores, *differences]
@@ -458,7 +458,7 @@ def alpha_table(name: str) -> str:
     """
     first_dataset = TABLES[name].columns[0].name
     runs = [run for run in load_runs(name) if run["dataset"] == first_dataset]
-    weights = collect_weights(runs)  # {component of a mixture: {layer: its weights in all heads of all runs}}
+    weights = collect_weights(runs)  # {(mixture, component): {layer: its weights in all heads of all runs}}
     layers = list_layers(weights.values())
     rows = []
     for (mixture, component), weights_by_layer in weights.items():

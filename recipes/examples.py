@@ -158,8 +158,9 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
     group_of_each_example = [name_group(example, index) for index, example in enumerate(examples)]
     # `dict.fromkeys` keeps the order of the examples, so that the draw is always the same.
     different_groups = list(dict.fromkeys(group_of_each_example))
-    number_wanted = max(1, round(len(different_groups) * share))
-    number_drawn = min(number_wanted, len(different_groups))  # there may be no group at all
+    number_drawn = round(len(different_groups) * share)
+    if number_drawn == 0 and different_groups:
+        number_drawn = 1  # of a few groups, too
     drawn_groups = set(random.Random(SEED).sample(different_groups, number_drawn))
     division = Division(kept=[], drawn=[])
     for group, example in zip(group_of_each_example, examples):
@@ -483,7 +484,7 @@ def read_cells(corpus: Corpus, path: Path) -> Iterator[NumberedCells]:
     if has_tabs(corpus, path):
         reader = csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)  # quotation marks belong to the text
     else:
-        reader = csv.reader(text, strict=True)
+        reader = csv.reader(text, strict=True)  # raises an error at a stray quotation mark
     try:
         for cells in reader:
             if cells:

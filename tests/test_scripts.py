@@ -73,7 +73,7 @@ def test_a_checkpoint_with_weights_that_are_not_numbers_is_named(data, tmp_path)
     train_model(data, tmp_path, "--max-update", "1", "--disable-validation", "--no-epoch-checkpoints")
     checkpoint = tmp_path / "checkpoint_last.pt"
     assert train.find_nan_weight(checkpoint) is None  # all of its weights are numbers
-    with pytest.raises(UserError, match="^the command failed$"), train.clear_error_if_weights_are_nan(checkpoint):
+    with pytest.raises(UserError, match="^the command failed$"), train.explain_nan_weights(checkpoint):
         raise UserError("the command failed")
     done = run_script("average_checkpoints.py", "--inputs", checkpoint, "--output", tmp_path / "average.pt")
     assert done.returncode == 0 and done.stderr == ""  # and no line about packages that nobody needs
@@ -81,7 +81,7 @@ def test_a_checkpoint_with_weights_that_are_not_numbers_is_named(data, tmp_path)
     state["model"]["decoder.layers.1.fc1.weight"][:] = float("nan")
     torch.save(state, checkpoint)
     message = r"checkpoint_last.pt: has weights that are not numbers \(NaN, first in decoder.layers.1.fc1.weight\)"
-    with pytest.raises(UserError, match=message), train.clear_error_if_weights_are_nan(checkpoint):
+    with pytest.raises(UserError, match=message), train.explain_nan_weights(checkpoint):
         raise UserError("the command failed")
     with pytest.raises(SynthesizerError, match=message):
         average_checkpoints.average([checkpoint])
