@@ -147,11 +147,12 @@ def make_convolutional(preset: Preset, conv_type: str) -> Preset:
     def convolutional_preset(args: argparse.Namespace) -> None:
         """Sets the sizes of the Transformer, then the flags that only the convolutional model has."""
         preset(args)
-        # These flags are overwritten, because fairseq's parser has set them to its default.
+        # fairseq's parser has set these two flags to its default already.
         args.encoder_conv_type = conv_type
         args.decoder_conv_type = conv_type
-        set_convolution_widths(args)
-        lightconv.base_architecture(args)  # This sets all flags of the model that are not set yet.
+        set_convolution_widths(args)  # for the numbers of layers that the preset has set
+        # This comes last, because it sets all flags of the model that are not set yet.
+        lightconv.base_architecture(args)
 
     return convolutional_preset
 
@@ -354,13 +355,12 @@ def forget_earlier_import() -> None:
     raises its error about a duplicate.
     """
     model_names = {name for name, model in MODEL_REGISTRY.items() if is_of_this_package(model)}
-    architectures_with_preset = {name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)}
-    # fairseq also registers an architecture under the name of each model. Its preset is fairseq's own, so it is not
-    # among those above.
-    architectures = architectures_with_preset | model_names
+    named_architectures = {name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)}
+    # fairseq also registers an architecture under the name of each model, with a preset of fairseq.
+    architectures_of_models = model_names
     for name in model_names:
         forget_model(name)
-    for name in architectures:
+    for name in named_architectures | architectures_of_models:
         forget_architecture(name)
 
 

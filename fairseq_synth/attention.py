@@ -54,9 +54,15 @@ class SyntheticAttention(nn.Module):
         dropout: Probability of dropping an attention weight.
         q_noise, qn_block_size: Quantization noise on the projections, and its block size.
 
+    Attributes:
+        loads_stock_checkpoint: Whether the next checkpoint to be loaded is that of a stock Transformer. Only
+            `adapt_checkpoint` reads this. A model sets it in all its attentions before it loads a checkpoint.
+
     Raises:
         ValueError: `embed_dim` is no multiple of `num_heads`, or the synthesizer is built for other heads.
     """
+
+    loads_stock_checkpoint = True
 
     def __init__(
         self,
@@ -71,26 +77,27 @@ class SyntheticAttention(nn.Module):
         super().__init__()
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
+        head_dim = embed_dim // num_heads
+        check_heads(synthesizer, num_heads, head_dim)
+
+        # Sizes, which the methods below read.
         self.embed_dim = embed_dim
         self.num_heads = num_heads
-        self.head_dim = embed_dim // num_heads
-        self.check_heads(synthesizer)
+        self.head_dim = head_dim
         self.num_query_heads = sum(mixture.num_heads for mixture in synthesizer.mixtures() if mixture.reads_query_key)
 
+        # The modules, and then the initial values of their parameters.
         # --retain-dropout-modules finds the dropout by the name of fairseq's class.
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
         self.build_projections(q_noise, qn_block_size)
         self.synthesizer = synthesizer
         self.reset_parameters()
 
-        # Only `adapt_checkpoint` reads this, when weights are loaded. A model sets it before, to whether the checkpoint
-        # is a stock Transformer's. An attention that is loaded alone takes the checkpoint for one.
-        self.loads_stock_checkpoint = True
-
         # The keys of this layer's entries in the state of a decoder; see `remember`.
         self.vectors_key = self.state_key("vectors")
         self.table_key = self.state_key("table")
-        # The key of the first layer's table. `share_table` sets it in all later layers of a decoder.
+        # The key of the table that this layer reads. In the later layers of a decoder, `share_table` sets it to the key
+        # of the first layer's table.
         self.first_layers_table_key = self.table_key
 
     def build_projections(self, q_noise: float, qn_block_size: int) -> None:
@@ -114,17 +121,6 @@ class SyntheticAttention(nn.Module):
         self.v_proj = build_projection(self.embed_dim)
         self.q_proj = build_projection(query_width) if has_queries else None
         self.out_proj = build_projection(self.embed_dim)
-
-    def check_heads(self, synthesizer: LayerSynthesizer) -> None:
-        """Raises ValueError if the synthesizer is built for another number or width of heads."""
-        mixtures = synthesizer.mixtures()
-        num_heads = sum(mixture.num_heads for mixture in mixtures)
-        widths = sorted({mixture.head_dim for mixture in mixtures})
-        if num_heads != self.num_heads or widths != [self.head_dim]:
-            raise ValueError(
-                f"the synthesizer has {num_heads} heads of width {', '.join(map(str, widths))}, and the "
-                f"attention has {self.num_heads} of width {self.head_dim}: give both the same num_heads and head_dim"
-            )
 
     def reset_parameters(self) -> None:
         """Initialises the projections as fairseq does, and then the synthesizer."""
@@ -173,7 +169,9 @@ class SyntheticAttention(nn.Module):
         src_len = tgt_len
         memory = None
         if incremental_state is not None:
-            memory = self.remember(incremental_state, k, v, key_padding_mask, attn_mask)
+            if is_causal(attn_mask):
+                raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
+            memory = self.remember(incremental_state, k, v, key_padding_mask)
             k = cache.read_keys(memory.vectors, memory.table, self.num_query_heads)
             src_len = memory.table.rows.size(2)
             key_padding_mask = memory.table.key_padding_mask
@@ -206,7 +204,7 @@ class SyntheticAttention(nn.Module):
         Queries and keys are None if no head reads them. Each projection is a matrix product. In training, all three are
         computed by a single product, which is faster, unless a projection has hooks or is quantized.
         """
-        # This is `self.v_proj`, but faster. As an attribute, a module takes as long to read as a view of a tensor.
+        # The modules are read from torch's dictionary, because this is faster than to read an attribute `self.v_proj`.
         modules: dict[str, Any] = self._modules
         v_proj = modules["v_proj"]
         if self.num_query_heads == 0:
@@ -258,7 +256,8 @@ class SyntheticAttention(nn.Module):
         """
         out_proj = self.out_proj
         weights = read_linear_weights(out_proj)
-        if weights is None:  # The projection has to be called, because it has hooks or is quantized, for example.
+        if weights is None:
+            # The layer has to be called, for example because it has hooks or is quantized.
             return out_proj(out.view(size))
         # A matrix product of two dimensions takes less time than one of three.
         return F.linear(out, weights.weight, weights.bias).view(size)
@@ -283,7 +282,8 @@ class SyntheticAttention(nn.Module):
             key_padding_mask, attn_mask: As in `computations.attend`.
         """
         dropout = self.dropout()
-        if len(logits) == 1:  # A shortcut without `split`, whose backward pass would copy the gradient of the values.
+        if len(logits) == 1:
+            # The values of a single group are not split, because the backward pass would copy their gradient.
             return attend(logits[0], v, key_padding_mask, attn_mask, dropout)
         values = v.split(self.heads_of_groups(), dim=1)
         outputs = []  # for each group (T B, d_h times the number of its heads)
@@ -317,6 +317,7 @@ class SyntheticAttention(nn.Module):
             )
         if len(weights_by_group) == 1:
             return weights_by_group[0]
+        # With None as `bsz`, some groups may have the same weights for all sentences, and other groups may not.
         return join_weights(weights_by_group)
 
     def heads_of_groups(self) -> list[int]:
@@ -331,34 +332,30 @@ class SyntheticAttention(nn.Module):
         k: Tensor | None,
         v: Tensor,
         key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
     ) -> "Memory":
         """Adds the newest tokens to the decoder's state, and returns the keys and values of all tokens so far.
 
-        The keys and values of a layer are the rows of two matrices (`cache.LayerCache`). A table says which rows belong
-        to which hypothesis (`cache.BlockTable`). All layers use the same rows. So each layer has matrices in the state,
-        but only the first layer of the decoder has a table.
+        The state has two kinds of entries:
+
+        * Vectors: two matrices of a layer, whose rows are its keys and values. Every layer has its own.
+        * A block table: it says which rows of the matrices belong to which hypothesis. The first layer extends it, and
+          the later layers read it, because they use the same rows.
 
         Args:
             incremental_state: The state of the decoder, which is changed in place.
             k: The keys of the newest tokens, (B, heads with keys, n, d_h), or None if no head reads keys.
             v: The values of the newest tokens, (B, H, n, d_h).
             key_padding_mask: The padding of these tokens, (B, n), or None.
-            attn_mask: The mask of the call, which is only checked.
-
-        Raises:
-            ValueError: The mask is the `causal_mask`, which is for whole sentences.
         """
-        if is_causal(attn_mask):
-            raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
+        # The table comes first. It says to which rows the new vectors are written.
         if self.has_own_table(incremental_state):
             table = self.extend_own_table(incremental_state, v, key_padding_mask)
         else:
             table = incremental_state[self.first_layers_table_key]  # The first layer has extended it in this step.
         old_vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)  # None before the first token
-        vectors = cache.append_to_layer(old_vectors, k, v, table)
+        vectors = cache.append_to_layer(old_vectors, newest_keys=k, newest_values=v, table=table)
         incremental_state[self.vectors_key] = vectors
-        return Memory(vectors, table)
+        return Memory(vectors=vectors, table=table)
 
     def has_own_table(self, incremental_state: IncrementalState) -> bool:
         """Returns whether this layer has to extend a block table of its own in this step of decoding.
@@ -376,22 +373,22 @@ class SyntheticAttention(nn.Module):
     ) -> cache.BlockTable:
         """Extends the block table of this layer by the newest tokens, and returns the new table.
 
-        A layer has the keys and values of all tokens in matrices. A block table says which of their rows belong to
-        which hypothesis. The matrices may have more rows than there are tokens; their capacity says how many fit.
+        A layer has the keys and values of all tokens in matrices (the entry "vectors" of the state). A block table says
+        which of their rows belong to which hypothesis. The matrices may have free rows for further tokens.
 
         Args:
             incremental_state: The state of the decoder, in which the table is replaced.
             newest_values: The values of the newest tokens, (B, H, n, d_h).
             key_padding_mask: The padding of these tokens, (B, n), or None.
         """
-        # Both entries of the state are missing before the first token.
+        # Before the first token, there is no table and there are no matrices.
         old_table: cache.BlockTable | None = incremental_state.get(self.table_key)
         vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)
         num_rows = 0
         if vectors is not None:
             num_rows = vectors.values.size(0)
-        capacity = num_rows // self.num_heads  # in tokens, each of which has a row for each head
-        table = cache.extend_table(old_table, newest_values, capacity, key_padding_mask)
+        num_tokens_that_fit = num_rows // self.num_heads  # A token has a row for each head.
+        table = cache.extend_table(old_table, newest_values, num_tokens_that_fit, key_padding_mask)
         incremental_state[self.table_key] = table
         return table
 
@@ -420,13 +417,15 @@ class SyntheticAttention(nn.Module):
         fairseq's decoder layer calls this method, by this name, with its argument ``prev_self_attn_state``.
 
         Args:
-            incremental_state: The state of the decoder, which is changed in place.
+            incremental_state: The state of the decoder, in which two entries of this layer are replaced: the vectors,
+                which are its keys and values, and the table, which says to which hypothesis each vector belongs.
             buffer: ``prev_key`` and ``prev_value`` of t tokens, (B, H, t, d_h), and perhaps ``prev_key_padding_mask``.
         """
         values = buffer["prev_value"]
         assert values is not None
-        reads_keys = self.num_query_heads > 0  # The heads that have queries are those that read keys.
-        keys = buffer.get("prev_key") if reads_keys else None
+        keys = None  # Heads without queries read no keys.
+        if self.num_query_heads > 0:
+            keys = buffer.get("prev_key")
         padding = buffer.get("prev_key_padding_mask")
         memory = make_memory(keys, values, padding)
         incremental_state[self.vectors_key] = memory.vectors
@@ -452,31 +451,34 @@ class SyntheticAttention(nn.Module):
     # ---- checkpoints
 
     def make_generation_fast_(self, **_: Any) -> None:
-        """Multiplies the weights of mixtures and the scale 1 / sqrt(d_h) into parameters, for good.
+        """Multiplies the weights of mixtures and the scale 1 / sqrt(d_h) of dot products into parameters, for good.
 
         Generation then has less to compute. fairseq calls this method, by this name, before it generates. Nothing is
         changed if there are hooks on the projection of the queries, or if projections are quantized.
         """
         if not self.can_be_folded():
             return
+        # Each mixture changes the parameters of its own functions. The query projection is not among them, so the
+        # mixture returns the factor of its queries, (heads of the mixture,).
+        factors_of_queries = []
         with torch.no_grad():
-            query_factors = []  # (heads of the mixture,) for each mixture that reads queries
             for mixture in self.synthesizer.mixtures():
-                # The mixture changes its own parameters. It returns what remains to be multiplied into the queries.
-                query_factor = mixture.fold_weights_(like=weight_of(self.out_proj))
-                if mixture.reads_query_key:
-                    query_factors.append(query_factor)
-            if query_factors:
-                self.scale_queries_(torch.cat(query_factors))
+                factor = mixture.fold_weights_(like=weight_of(self.out_proj))
+                has_queries = mixture.reads_query_key  # Otherwise, its factor is 1 and there is nothing to multiply.
+                if has_queries:
+                    factors_of_queries.append(factor)
+            if factors_of_queries:
+                self.scale_queries_(torch.cat(factors_of_queries))
 
-    def scale_queries_(self, factor: Tensor) -> None:
+    def scale_queries_(self, factor_of_each_head: Tensor) -> None:
         """Changes the query projection so that the queries of each head are multiplied by its factor.
 
         Args:
-            factor: (heads with queries,)
+            factor_of_each_head: (heads with queries,)
         """
         assert self.q_proj is not None
-        factor_of_each_feature = factor.repeat_interleave(self.head_dim)  # A head has d_h neighbouring features.
+        # A head has d_h neighbouring features.
+        factor_of_each_feature = factor_of_each_head.repeat_interleave(self.head_dim)
         weight_of(self.q_proj).mul_(factor_of_each_feature[:, None])
         cast(Tensor, self.q_proj.bias).mul_(factor_of_each_feature)
 
@@ -504,12 +506,15 @@ class Memory(NamedTuple):
 def make_memory(keys: Tensor | None, values: Tensor, key_padding_mask: Tensor | None) -> Memory:
     """Returns the memory of a layer that has seen only these t tokens.
 
+    The memory has two parts. Vectors are the keys and values, as rows of two matrices. The table says which rows belong
+    to which of the B hypotheses.
+
     Args:
         keys: (B, heads with keys, t, d_h), or None if no head reads keys.
         values: (B, H, t, d_h).
         key_padding_mask: (B, t), true at padding, or None.
     """
-    # All tokens are new: before them, there is no table, and there are no matrices that could take any tokens.
+    # The tokens are added to an empty memory: no table (None), and no matrices (None), in which 0 tokens fit.
     table = cache.extend_table(table=None, newest_values=values, capacity=0, key_padding_mask=key_padding_mask)
     vectors = cache.append_to_layer(layer_cache=None, newest_keys=keys, newest_values=values, table=table)
     return Memory(vectors=vectors, table=table)
@@ -525,6 +530,23 @@ def join_weights(weights_by_group: list[Tensor]) -> Tensor:
     bsz = max(weights.size(0) for weights in weights_by_group)
     expanded_weights = [weights.expand(bsz, -1, -1, -1) for weights in weights_by_group]
     return torch.cat(expanded_weights, dim=1)
+
+
+def check_heads(synthesizer: LayerSynthesizer, num_heads: int, head_dim: int) -> None:
+    """Raises ValueError if a synthesizer is built for another number or width of heads than an attention.
+
+    Args:
+        synthesizer: The synthesizer.
+        num_heads, head_dim: The number of heads of the attention, and their width.
+    """
+    mixtures = synthesizer.mixtures()
+    num_built_heads = sum(mixture.num_heads for mixture in mixtures)
+    built_widths = sorted({mixture.head_dim for mixture in mixtures})
+    if num_built_heads != num_heads or built_widths != [head_dim]:
+        raise ValueError(
+            f"the synthesizer has {num_built_heads} heads of width {', '.join(map(str, built_widths))}, and the "
+            f"attention has {num_heads} of width {head_dim}: give both the same num_heads and head_dim"
+        )
 
 
 def weight_of(layer: nn.Module) -> Tensor:

@@ -26,15 +26,18 @@ def adapt_checkpoint(
 ) -> None:
     """Checks that an attention can load its weights from a checkpoint, and adds what a stock checkpoint lacks.
 
-    If the attention in the checkpoint computes dot products alone, as in a stock Transformer, the model may mix other
-    functions with them, whose weights are added to `state_dict`. Otherwise the model must have the functions of the
-    checkpoint.
+    There are two cases:
+
+    * The attention in the checkpoint computes dot products alone, as in a stock Transformer. The model may mix other
+      functions with them, whose weights are added to `state_dict`.
+    * The attention in the checkpoint has other functions. The model must have the same functions.
 
     Args:
         state_dict: The weights of the checkpoint, to which weights may be added in place.
         prefix: The keys of this attention begin with it; it ends with a dot.
         synthesizer: The part of the attention that computes the logits.
-        is_stock_checkpoint: Whether no layer of the checkpoint has keys ``synthesizer.*``; see `check_start`.
+        is_stock_checkpoint: Whether all layers of the checkpoint compute dot products alone. `check_start` needs it,
+            because `state_dict` may have this layer alone.
 
     Raises:
         SynthesizerError: The weights do not fit.
@@ -45,12 +48,15 @@ def adapt_checkpoint(
 
     saved = select_prefix(state_dict, f"{prefix}synthesizer.")  # the weights of all functions but ``vanilla``
     saved_has_queries = f"{prefix}q_proj.weight" in state_dict  # They are the weights of ``vanilla``.
+    # Either both the checkpoint and the model are prepared for generation, or none of them is.
     check_folding(prefix, saved, synthesizer)
-    has_dot_products_alone = saved_has_queries and not saved
-    if has_dot_products_alone:
+    attention_has_dot_products_alone = saved_has_queries and not saved
+    if attention_has_dot_products_alone:
+        # The model has dot products, too. Its other functions start with logits of 0.
         check_start(prefix, synthesizer, is_stock_checkpoint)
         add_functions_with_zero_logits(state_dict, prefix, synthesizer)
     else:
+        # The model goes on with the functions of the checkpoint.
         check_functions(prefix, saved, saved_has_queries, synthesizer)
         check_mixture(prefix, saved, synthesizer)
         check_shapes(prefix, saved, synthesizer)
@@ -137,7 +143,7 @@ def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
     model_alphas = keys_with_name(synthesizer.state_dict(), "alpha")
     if saved_alphas == model_alphas:
         return
-    # The functions are the same, so one of the two mixtures is convex, and the other one is a sum.
+    # The functions are the same. So only one of the two mixtures is convex, namely the one that has alphas.
     is_saved_convex = len(saved_alphas) > 0
     mixture_of_checkpoint = "convex" if is_saved_convex else "sum"
     attention = prefix.removesuffix(".")
@@ -172,34 +178,37 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
 def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint: bool) -> None:
     """Raises SynthesizerError if the attention of the model cannot start from dot products in the checkpoint.
 
-    In the checkpoint, all heads of this attention compute dot products (``vanilla``) alone. The model can start from
-    them if its heads have ``vanilla`` alone, too. It can also start from a stock checkpoint if all its heads have the
-    same mixture of ``vanilla`` with other functions.
+    In the checkpoint, all heads of this attention compute dot products (``vanilla``) alone. It depends on the functions
+    of the model whether it can start from them:
+
+    * ``vanilla`` alone: yes. The checkpoint has all weights.
+    * ``random+vanilla``, or another mixture with ``vanilla`` in all heads: only from a stock checkpoint. The weights of
+      ``random`` are added to it. In other checkpoints they should exist, and are missing.
+    * ``random``, or other functions without ``vanilla``: no.
+    * ``random:4/vanilla:4``, that is, heads of several kinds: no.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
         synthesizer: The synthesizer of the model.
-        is_stock_checkpoint: Whether no layer of the checkpoint has keys ``synthesizer.*``.
+        is_stock_checkpoint: Whether all layers of the checkpoint compute dot products alone.
     """
     attention = prefix.removesuffix(".")
-    mixtures = synthesizer.mixtures()  # one for each kind of heads
-    model_needs_more_weights = has_own_weights(synthesizer)
-    if len(mixtures) > 1:
-        if model_needs_more_weights:
-            raise SynthesizerError(
-                f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of "
-                f"several kinds; {advise_functions(attention)}"
-            )
-        return
-
-    reads_query_key = mixtures[0].reads_query_key  # It has ``vanilla``, whose weights are in the checkpoint.
-    if not reads_query_key:
+    mixtures = synthesizer.mixtures()  # a mixture of functions for each group of heads
+    has_several_groups = len(mixtures) > 1
+    has_vanilla_in_all_heads = all(mixture.reads_query_key for mixture in mixtures)
+    has_other_functions = has_own_weights(synthesizer)  # The weights of ``vanilla`` are not in the synthesizer.
+    if has_several_groups and has_other_functions:
+        raise SynthesizerError(
+            f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of "
+            f"several kinds; {advise_functions(attention)}"
+        )
+    if not has_vanilla_in_all_heads:
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    if model_needs_more_weights and not is_stock_checkpoint:
+    if has_other_functions and not is_stock_checkpoint:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
@@ -236,6 +245,7 @@ def add_functions_with_zero_logits(state_dict: StateDict, prefix: str, synthesiz
     warn_of_other_output(attention, mixture)
     for function in mixture.functions():
         function.zero_logits_()
+    # The checkpoint gets a copy of these weights, so that the model can load them from it.
     for key, value in synthesizer.state_dict().items():
         state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
 

@@ -127,8 +127,8 @@ class HeadGroups(LayerSynthesizer):
         first_head = 0  # the first head of the group among all heads
         first_query_head = 0  # the first head of the group among the heads that have queries and keys
         for mixture in self.mixtures():
-            group_inputs = select_heads(inputs, mixture, first_head, first_query_head)
-            logits_of_groups.extend(mixture(group_inputs))  # The list of a mixture has one element.
+            [group_logits] = mixture(select_heads(inputs, mixture, first_head, first_query_head))
+            logits_of_groups.append(group_logits)
             first_head += mixture.num_heads
             if mixture.reads_query_key:
                 first_query_head += mixture.num_heads
@@ -138,20 +138,21 @@ class HeadGroups(LayerSynthesizer):
 def select_heads(inputs: Inputs, mixture: Mixture, first_head: int, first_query_head: int) -> Inputs:
     """Returns the part of a layer's inputs that belongs to a group of neighbouring heads, as views.
 
-    For example, let the heads 0 and 1 be ``random`` and the heads 2 and 3 ``vanilla``, the only function here that
-    reads queries and keys. Then ``inputs.q`` has two heads. For ``vanilla``, `first_head` is 2 and `first_query_head`
-    is 0.
+    The layer's input x, (T, B, H d_h), has d_h features for each of all H heads. Queries and keys, (B, heads with
+    queries, T or S, d_h), exist only for the heads of groups that read them. So the group begins at another index there
+    than in x. For example, let the heads 0 and 1 be ``random``, which reads no queries, and the heads 2 and 3
+    ``vanilla``, which does. The group of ``vanilla`` begins at head 2 of x, but at head 0 of the queries.
 
     Args:
-        inputs: The inputs of the layer. x, (T, B, H d_h), has d_h features for each head. Queries and keys, (B, heads,
-            T or S, d_h), have only the heads of groups that read them.
+        inputs: The inputs of the layer.
         mixture: The functions of the group.
-        first_head: The first head of the group among all H heads.
-        first_query_head: The first head of the group among the heads that have queries and keys.
+        first_head: The first head of the group among all H heads, which is 2 in the example.
+        first_query_head: Its first head among the heads with queries and keys, which is 0 in the example.
     """
     num_heads = mixture.num_heads
-    head_dim = mixture.head_dim
-    x = inputs.x.narrow(dim=2, start=first_head * head_dim, length=num_heads * head_dim)
+    first_feature = first_head * mixture.head_dim
+    num_features = num_heads * mixture.head_dim
+    x = inputs.x.narrow(dim=2, start=first_feature, length=num_features)
     q = None
     k = None
     if mixture.reads_query_key:

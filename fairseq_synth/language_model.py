@@ -29,7 +29,8 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
 
     Attributes:
         add_bos_token: whether ``--add-bos-token`` puts a token before each row, which fairseq does not count.
-        takes_longer_rows: whether rows may be longer in an evaluation than in the training.
+        takes_longer_rows: whether rows may be longer in an evaluation than in the training. Both attributes decide how
+            long the rows of an evaluation may be; see `max_positions`.
     """
 
     kind = "language model"
@@ -42,28 +43,31 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         stack_flag("decoder"),
         *flatten(TransformerLanguageModelConfig),
     )
-    add_bos_token = False
-    takes_longer_rows = False
+
+    def __init__(self, decoder: SynthesizerDecoder, add_bos_token: bool = False, takes_longer_rows: bool = False):
+        """Builds the model around its decoder. The arguments are described at the class."""
+        super().__init__(decoder)
+        self.add_bos_token = add_bos_token
+        self.takes_longer_rows = takes_longer_rows
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
         """Returns a new model with the settings in a config; see `SynthesizerModel`.
 
-        The model reads text in rows of ``--tokens-per-sample`` tokens. Some functions take only rows up to a limit,
-        ``--synth-max-length``.
+        The model reads text in rows of ``--tokens-per-sample`` tokens, or one more with ``--add-bos-token``. Some
+        functions take only rows up to a limit, ``--synth-max-length``.
         """
         settings = cls.read_config(cfg, task)
         args = check_and_parse_flags(settings, cls.stacks)
         check_embeddings(args)
-        has_bos_token = bool(args.add_bos_token)  # Then each row has one more token.
+        add_bos_token = bool(args.add_bos_token)
         limit = stack_limit(args, args.decoder_head_groups)  # None: rows may have any length
         if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token=has_bos_token)
+            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token=add_bos_token)
 
-        model = cls(build_decoder(args, task))
-        # Both attributes decide how long the rows of an evaluation may be; see `max_positions`.
-        model.add_bos_token = has_bos_token
-        model.takes_longer_rows = not has_limited_positions(args, limit)
+        # If nothing limits the positions, an evaluation may have longer rows than the training.
+        takes_longer_rows = not has_limited_positions(args, limit)
+        model = cls(build_decoder(args, task), add_bos_token=add_bos_token, takes_longer_rows=takes_longer_rows)
         announce_limit(task, limit)
         return model
 
@@ -81,14 +85,23 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
                 cannot read the longest sentence that the search may write.
         """
         super().prepare_for_inference_(cfg)
+        self.set_longest_row(cfg)
+        # The checks read the longest row.
+        generation = getattr(cfg, "generation", None)  # the flags of the search
+        check_min_len(generation, self.decoder)
+        check_fusion(generation, self.decoder)
+
+    def set_longest_row(self, cfg: Any) -> None:
+        """Sets the attributes on which `max_positions` depends, for an evaluation.
+
+        Args:
+            cfg: fairseq's whole config.
+        """
         if getattr(cfg.task, "add_bos_token", False):
             self.add_bos_token = True  # An evaluation may have the flag although the training did not.
         if self.takes_longer_rows:
+            # With sinusoids, there is a position for every token of a row, however long it is.
             self.decoder.max_target_positions = LONGEST_ROW_WITH_SINUSOIDS
-
-        generation = getattr(cfg, "generation", None)  # the flags of the search
-        check_min_len(generation, self.decoder)  # reads `max_target_positions`, which may have changed
-        check_fusion(generation, self.decoder)
 
     def max_positions(self) -> int:
         """Returns the longest row that the model takes, in tokens.

@@ -205,12 +205,13 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         if token_embeddings is not None:
             token_embeddings = align(token_embeddings, columns)
         out = self.forward_scriptable(aligned_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        # Every result with a dimension of tokens is moved back.
+        # Every result with a dimension of tokens is moved back. These lists have tensors (T, B, C).
         out["encoder_out"] = [restore(x, columns) for x in out["encoder_out"]]
         out["encoder_states"] = [restore(x, columns) for x in out["encoder_states"]]
-        out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
-        # fairseq has None for each layer whose results it does not return.
+        # This list has None for each layer whose result fairseq does not return.
         out["fc_results"] = [None if x is None else restore(x, columns) for x in out["fc_results"]]
+        # This list has tensors (B, T, C).
+        out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
         out["encoder_padding_mask"] = [padding_mask]
         return out
 
@@ -242,11 +243,11 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
         **kwargs: Any,
     ) -> None:
         """Builds the decoder with its layers; arguments are those of fairseq's decoder."""
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)  # builds `self.layers`
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)  # builds the layers
+        # Each of the following steps changes the finished decoder. Their order does not matter.
         name_dropout(self, "TransformerDecoder")  # so that --retain-dropout-modules finds its dropout
-        # The longest sentence depends on the functions of all layers.
-        self.set_limit(stack_limit(cfg, cfg.decoder_head_groups))
-        self.share_block_table()
+        self.set_limit(stack_limit(cfg, cfg.decoder_head_groups))  # the longest sentence that all functions take
+        self.share_block_table()  # so that a step of decoding makes one table for all layers
 
     def share_block_table(self) -> None:
         """Makes all layers read the block table of the first layer, so that a step of decoding makes a single table.

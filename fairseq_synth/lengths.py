@@ -201,15 +201,15 @@ def check_fusion(generation: Any, decoder: Any) -> None:
     if max_length is None:
         return  # It reads sentences of any length.
 
-    # The language model reads the output after the end-of-sentence token, which stands at the beginning.
-    longest_output = max_length - 1
-    # The search writes up to --max-len-b tokens, unless one of these flags lets the source decide.
-    depends_on_source = generation.match_source_len or generation.max_len_a != 0
-    is_readable = generation.max_len_b <= longest_output and not depends_on_source
-    if not is_readable:
+    # The language model reads the end-of-sentence token and then the output.
+    longest_readable_output = max_length - 1
+    # The search writes up to --max-len-b tokens. With one of these flags, it may write more for a long source.
+    length_depends_on_source = generation.match_source_len or generation.max_len_a != 0
+    may_be_too_long = length_depends_on_source or generation.max_len_b > longest_readable_output
+    if may_be_too_long:
         raise SynthesizerError(
             f"--lm-path: this language model reads up to {max_length} tokens (its --synth-max-length); use "
-            f"--max-len-a 0 and at most --max-len-b {longest_output}, without --match-source-len"
+            f"--max-len-a 0 and at most --max-len-b {longest_readable_output}, without --match-source-len"
         )
 
 

@@ -143,11 +143,13 @@ class SynthesizerModel:
         # translation models below, but no Synthesizer is a model for it.
         if isinstance(task, TranslationLevenshteinTask):
             return "non-autoregressive model"
-        # Two kinds of model may have the same tasks, as encoders and Linformer do. So `cls` is checked first.
-        for model in (cls, *model_classes()):
+        # This class goes before all others, because two kinds of model may have the same tasks: encoders and Linformer.
+        if isinstance(task, cls.tasks):
+            return cls.kind
+        for model in model_classes():
             if isinstance(task, model.tasks):
                 return model.kind
-        return cls.kind
+        return cls.kind  # No kind of model lists the task.
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """Loads the weights of a checkpoint, as fairseq's own method does.
@@ -166,7 +168,7 @@ class SynthesizerModel:
                 f"the checkpoint contains {with_article(kind)}, but this model is {with_article(self.kind)}; use a "
                 f"checkpoint of {with_article(self.kind)}, or the --arch of the checkpoint"
             )
-        self.tell_layers_if_stock(state_dict)  # They decide whether they can start from its weights.
+        self.set_loads_stock_checkpoint(state_dict)  # Each layer reads this when it loads its weights below.
         try:
             return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
         except RuntimeError as error:
@@ -175,11 +177,12 @@ class SynthesizerModel:
                 raise
             raise SynthesizerError(explain_misfit(str(error))) from error
 
-    def tell_layers_if_stock(self, state_dict: dict[str, Tensor]) -> None:
-        """Tells all layers whether the checkpoint that they load next is a stock Transformer's.
+    def set_loads_stock_checkpoint(self, state_dict: dict[str, Tensor]) -> None:
+        """Sets ``loads_stock_checkpoint`` in all layers: whether their next checkpoint is a stock Transformer's.
 
-        A layer may start from the attention of a stock Transformer, but not of a Synthesizer. When it loads its
-        weights, it does not look at those of other layers, so that it cannot see this itself.
+        A stock Transformer is fairseq's own. A layer with synthesizing functions may start from its weights, but not
+        from a Synthesizer that lacks the functions in this layer alone. A layer cannot tell them apart, because it
+        gets only its own weights.
 
         Args:
             state_dict: the weights of the whole checkpoint.
@@ -205,10 +208,10 @@ def without_fields(config: type[FairseqDataclass], names: Sequence[str]) -> Any:
     """Returns a new dataclass that has the fields of `config` except those with the given names.
 
     Args:
-        config: a dataclass all of whose fields have plain defaults and no default factories.
+        config: a dataclass. Each of its fields has a name, a type, a plain default and metadata, and nothing else.
         names: the names of the fields to leave out.
     """
-    kept_fields = []
+    kept_fields = []  # as `make_dataclass` takes them: (name, type, field object)
     for config_field in dataclasses.fields(config):
         if config_field.name not in names:
             # A field object belongs to one dataclass, so the new one gets a copy.
@@ -297,8 +300,11 @@ def find_data(model: str, data: str) -> str:
 def find_dotted_path(model: str, data: str) -> str:
     """Returns the path to give to fairseq for a folder of dictionaries whose path starts with ".".
 
-    fairseq looks for such a path in the model's folder, and only there. A user may mean the current folder. So if the
-    path exists only in the current folder, its absolute path is returned.
+    fairseq looks for such a path in the model's folder, and only there. But a user may mean the current folder. So the
+    result is:
+
+    * the path as it is, if it exists in the model's folder, or if this folder is in an archive or behind a URL.
+    * the absolute path, if it exists in the current folder alone.
 
     Args:
         model: the folder of the model, an archive of the folder, or a URL.
@@ -311,11 +317,12 @@ def find_dotted_path(model: str, data: str) -> str:
     if not model_is_folder:
         return data  # The model is in an archive or behind a URL, so only fairseq can look into it.
     path_in_model = os.path.join(model, data)
-    exists_only_in_current_folder = os.path.exists(data) and not os.path.exists(path_in_model)
-    if exists_only_in_current_folder:
+    if os.path.exists(path_in_model):
+        check_folder_or_archive(path_in_model, ADVICE_ABOUT_DATA)
+        return data
+    if os.path.exists(data):
         return os.path.abspath(data)
-    check_folder_or_archive(path_in_model, ADVICE_ABOUT_DATA)  # refuses a path that exists in neither folder
-    return data  # fairseq will find it in the model's folder.
+    raise SynthesizerError(f"from_pretrained: {path_in_model}: no such folder")
 
 
 def check_folder_or_archive(path: str, advice_about_file: str) -> None:
@@ -372,10 +379,11 @@ def explain_task_of_several_models(_: re.Match[str], error: BaseException) -> st
 def explain_unfit_task(_: re.Match[str], error: BaseException) -> str | None:
     """Returns the error line about a task that does not fit a Synthesizer.
 
-    Either the task reads a flag that the model lacks, or the model reads a flag that the task lacks. In both cases
-    omegaconf raises an error.
+    Either the task reads a flag that the model lacks, or the model reads a flag that the task lacks. Both cases are the
+    same here: omegaconf raises an error, whose message tells which model it is about (`is_about_config`).
 
     Args:
+        _: the match of the pattern in `MESSAGES`, which is not needed here.
         error: omegaconf's error about the missing flag.
 
     Returns:

@@ -128,15 +128,16 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         """Returns a new model with the settings in a config; see `SynthesizerModel`."""
         settings = cls.read_config(cfg, task)
         args = cls.check_and_parse_encoder(settings)
-        if not args.max_positions:
-            args.max_positions = longest_row(task)
+        max_positions = args.max_positions or longest_row(task)
 
         # A row is the text that the model reads at once. The functions of the self-attention may limit its length.
         limit = cls.encoder_limit(args)
         check_rows("--tokens-per-sample", tokens_per_sample(task), limit)
-        check_rows("--max-positions", args.max_positions, limit)
+        check_rows("--max-positions", max_positions, limit)
 
-        model = cls(args, cls.encoder_class(args, task.source_dictionary))
+        args.max_positions = max_positions  # The encoder and the model read it.
+        encoder = cls.encoder_class(args, task.source_dictionary)
+        model = cls(args, encoder)
         announce_limit(task, limit)
         return model
 

@@ -412,39 +412,23 @@ class Mixture(LayerSynthesizer):
             raise ValueError(f"a sentence of {inputs.src_len} tokens is longer than max_length {self.limit}")
         sum_of_logits = Logits()
         functions = self.functions()
-        weights = self.weights()  # (M, H): a weight of each function in each head
+        weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
+        weights_of_functions: Sequence[Tensor | None]
         if weights is None:
-            for function in functions:
-                sum_of_logits.add_terms(function(inputs))
-            return [sum_of_logits]
-        # Each function gets its weights as (1, H, 1, 1), a shape that fits its terms, (B, H, T, S).
-        weights_of_functions = weights.view(len(functions), 1, self.num_heads, 1, 1).unbind()
+            weights_of_functions = [None] * len(functions)
+        else:
+            # Each function gets its weights as (1, H, 1, 1), a shape that fits its terms, (B, H, T, S).
+            weights_of_functions = weights.view(len(functions), 1, self.num_heads, 1, 1).unbind()
         for function, function_weights in zip(functions, weights_of_functions):
             sum_of_logits.add_terms(function(inputs), function_weights)
         return [sum_of_logits]
 
-    def _query_factor(self, like: Tensor) -> Tensor:
-        """Returns the scale of ``vanilla``, 1 / sqrt(d_h), times its weight in each head, (H,); 1 without ``vanilla``.
-
-        Args:
-            like: A tensor with the device and type of the result.
-        """
-        factor = like.new_ones(self.num_heads)
-        weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
-        for index, function in enumerate(self.functions()):
-            if type(function) is not Vanilla:
-                continue
-            factor = factor * function.scaling
-            if weights is not None:
-                factor = factor * weights[index]
-        return factor
-
     def fold_weights_(self, like: Tensor) -> Tensor:
         """Multiplies the weights of the mixture into the parameters of its functions, and removes the weights.
 
-        Generation then has less to compute. ``vanilla`` has no parameters here. So its weight and its scale are
-        returned, for the caller to multiply into the query projection. If one of the functions does not allow this,
-        nothing is changed.
+        Generation then has less to compute. ``vanilla`` has no parameters here. So its weight and its scale,
+        1 / sqrt(d_h), are returned, for the caller to multiply into the query projection. If one of the functions does
+        not allow this, nothing is changed.
 
         Args:
             like: A tensor with the device and type of the attention's weights.
@@ -453,34 +437,27 @@ class Mixture(LayerSynthesizer):
             (H,), the number by which the queries of each head have to be multiplied from now on. It is 1 without
             ``vanilla``, and if nothing is changed.
         """
-        if not self._can_fold_weights():
-            return like.new_ones(self.num_heads)
-        query_factor = self._query_factor(like)
+        query_factor = like.new_ones(self.num_heads)
         has_vanilla = any(type(function) is Vanilla for function in self.functions())
         has_weights = self.alpha is not None
-        changes_parameters = has_vanilla or has_weights  # With ``vanilla``, the query projection is changed.
-        if changes_parameters:
-            # This buffer marks the state dict, so that no training goes on with it.
-            self.register_buffer("folded", like.new_ones([]))
-        self._scale_parameters_()
-        self._remove_weights_and_scale_()
-        return query_factor
+        if not has_vanilla and not has_weights:
+            return query_factor  # There is nothing to multiply.
+        if not self._can_fold_weights():
+            return query_factor
 
-    def _scale_parameters_(self) -> None:
-        """Multiplies the weight of each function other than ``vanilla`` into the function's parameters."""
-        weights = self.weights()
+        weights = self.weights()  # (M, H): a weight of each function in each head
         if weights is None:
-            return
-        for index, function in enumerate(self.functions()):
-            if type(function) is not Vanilla:
-                function.scale_(weights[index][:, None, None])  # (H, 1, 1)
-
-    def _remove_weights_and_scale_(self) -> None:
-        """Sets all weights and the scale of ``vanilla`` to 1."""
-        self.alpha = None
-        for function in self.functions():
+            weights = like.new_ones(len(self.functions()), self.num_heads)
+        for function, function_weights in zip(self.functions(), weights):
             if type(function) is Vanilla:
+                query_factor = query_factor * function.scaling * function_weights
                 function.scaling = 1.0
+            elif has_weights:
+                function.scale_(function_weights[:, None, None])  # (H, 1, 1)
+        self.alpha = None  # Now all weights are 1.
+        # This buffer marks the state dict, so that no training goes on with it.
+        self.register_buffer("folded", like.new_ones([]))
+        return query_factor
 
     def _can_fold_weights(self) -> bool:
         """Returns whether every function either is ``vanilla``, or reads no queries and implements `scale_`."""

@@ -40,16 +40,21 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
-        """Returns a new model with the settings in a config; see `SynthesizerModel`."""
-        settings = cls.read_config(cfg, task)
-        check_supported(settings)
-        args = check_and_parse_flags(settings, cls.stacks)
-        head_groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
-        limit = stack_limit(args, head_groups_of_all_layers)
-        model = super().build_model(TransformerConfig.from_namespace(args), task)
-        announce_limit(task, limit)
+        """Returns a new model with the settings in a config; see `SynthesizerModel`.
+
+        If the functions of the model limit the length of sentences, this checks that the padding of the task respects
+        the limit (`announce_limit`). It also makes ``--truncate-source`` cut sources to what the model can read.
+        """
+        flags = cls.read_config(cfg, task)
+        check_supported(flags)
+        flags_and_heads = check_and_parse_flags(flags, cls.stacks)  # also the heads of each layer
+        model_config = TransformerConfig.from_namespace(flags_and_heads)  # the nested form that fairseq reads
+        model = super().build_model(model_config, task)
+
+        heads_of_all_layers = [*flags_and_heads.encoder_head_groups, *flags_and_heads.decoder_head_groups]
+        limit = stack_limit(flags, heads_of_all_layers)
         if limit is not None:
-            # With --truncate-source, the task cuts sources. It must cut them to what the new model can read.
+            announce_limit(task, limit)
             cut_sources(task, model.encoder.max_positions())
         return model
 
@@ -75,6 +80,7 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
             SynthesizerError: ``--min-len`` is more than the model can write.
         """
         super().prepare_for_inference_(cfg)
+        # The flags of the search. A user's own config may lack them; all of them then have fairseq's defaults.
         generation = getattr(cfg, "generation", None)
         self.reads_targets = bool(getattr(generation, "score_reference", False))
         self.matches_sources = bool(getattr(generation, "match_source_len", False))
@@ -95,8 +101,9 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         has_limited_decoder = self.decoder.max_length is not None
         if self.matches_sources and has_limited_decoder:
             longest_translation = self.decoder.max_positions()
-            # A translation may be one token longer than the longest source of its batch.
-            longest_source = min(longest_source, longest_translation - 1)
+            # With --match-source-len, a translation may be one token longer than the longest source of its batch.
+            longest_source_with_room = longest_translation - 1
+            longest_source = min(longest_source, longest_source_with_room)
         if not self.reads_targets:
             longest_target = math.inf
         return longest_source, longest_target

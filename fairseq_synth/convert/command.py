@@ -132,8 +132,10 @@ def load_separable(args: argparse.Namespace) -> Loaded:
         raise SynthesizerError(describe_inseparable(path, "a TorchScript file"))
     loaded = load(path, args.data)
     for attention in attentions(loaded.model):
+        # Quantisation puts another class in the place of all projections. Some attentions lack q_proj and k_proj, so
+        # only the other two are looked at.
         for projection in (attention.module.v_proj, attention.module.out_proj):
-            is_quantised = type(projection) is not nn.Linear  # quantisation puts another class in its place
+            is_quantised = type(projection) is not nn.Linear
             if is_quantised:
                 raise SynthesizerError(describe_inseparable(path, "quantised"))
     return loaded

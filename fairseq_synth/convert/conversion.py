@@ -242,7 +242,10 @@ def find_row_length(cfg: Any) -> int:
     Args:
         cfg: fairseq's config of the training.
     """
+    # A flag that the kind of model lacks counts as 0. So all three are 0 for a translation model.
     tokens_per_sample: int = getattr(cfg.task, "tokens_per_sample", None) or 0
     num_bos_tokens = 1 if getattr(cfg.model, "add_bos_token", False) else 0
-    max_positions: int = getattr(cfg.model, "max_positions", None) or 0
-    return max(tokens_per_sample + num_bos_tokens, max_positions)
+    max_positions: int = getattr(cfg.model, "max_positions", None) or 0  # only encoders have it
+    row_of_this_training = tokens_per_sample + num_bos_tokens
+    row_of_further_training = max_positions
+    return max(row_of_this_training, row_of_further_training)

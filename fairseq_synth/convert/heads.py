@@ -77,7 +77,9 @@ def replace_heads(
 
     In the new attention, heads with the same functions have to be neighbours. So the heads may get another order
     (`order_heads`), and their parts of all projections get this order too. The output of the attention does not depend
-    on it.
+    on it. For example, let head 2 of a Transformer's four heads get the function ``random``. The new order is 2, 0, 1,
+    3. There are two new groups, head 2 with ``random`` and the others with ``vanilla``, and the layer's value of
+    ``--encoder-synthesizer`` is ``random:1/vanilla:3``.
 
     Args:
         old_state: the state dict of the old attention, which is not changed.
@@ -86,15 +88,17 @@ def replace_heads(
         function: their new function.
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
-    heads = order_heads(attention, replaced)  # all heads, in the order of the new attention
-    groups = group_heads(attention, heads, function)
+    # All heads in the order of the new attention, and the same heads in its groups.
+    ordered_heads = order_heads(attention, replaced)
+    new_groups = group_heads(attention, ordered_heads, function)
+
     old = split_state(old_state)
-    new = AttentionState(
-        projections=reorder_projections(old.projections, heads, head_dim=attention.module.head_dim),
-        functions=replace_functions(old.functions, attention, groups, parameters),
-    )
-    new_groups = [group.as_head_group() for group in groups]
-    return NewAttention(state=join_state(new), layer_spec=describe_groups(new_groups))
+    new_projections = reorder_projections(old.projections, ordered_heads, head_dim=attention.module.head_dim)
+    new_functions = replace_functions(old.functions, attention, new_groups, parameters)
+    new_state = join_state(AttentionState(projections=new_projections, functions=new_functions))
+
+    layer_spec = describe_groups([group.as_head_group() for group in new_groups])
+    return NewAttention(state=new_state, layer_spec=layer_spec)
 
 
 def split_state(state: dict[str, Tensor]) -> AttentionState:
@@ -125,11 +129,11 @@ def reorder_projections(projections: dict[str, Tensor], heads: list[OldHead], he
     query_heads = find_kept_query_heads(heads)
     new_projections = {}
     for key, value in projections.items():
-        name = key.split(".")[0]
-        if name in ("q_proj", "k_proj"):
+        # Heads are the outputs of q_proj, k_proj and v_proj, and the inputs of out_proj.
+        if key.startswith(("q_proj.", "k_proj.")):
             if query_heads:  # Without such heads, the new attention has no q_proj and k_proj.
                 new_projections[key] = select_output_heads(value, query_heads, head_dim)
-        elif name == "v_proj":
+        elif key.startswith("v_proj."):
             new_projections[key] = select_output_heads(value, all_heads, head_dim)
         elif key == "out_proj.weight":
             new_projections[key] = select_input_heads(value, all_heads, head_dim)
@@ -166,7 +170,9 @@ def list_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
         replaced: the indices of the heads that get the new function.
     """
     heads: list[OldHead] = []
-    num_query_heads = 0  # how many of these heads read queries and keys
+    # How many of these heads read queries and keys. Only these heads have parts in q_proj and k_proj, so that a head
+    # may have another index there than in the attention.
+    num_query_heads = 0
     for group_index, group in enumerate(attention.head_groups()):
         reads_query_key = any(SYNTHESIZERS[name].reads_query_key for name in group.functions)
         for index_in_group in range(group.num_heads):
@@ -197,16 +203,12 @@ def group_heads(attention: Attention, heads: list[OldHead], new_function: str) -
     old_groups = attention.head_groups()
     new_groups: list[NewGroup] = []
     for head in heads:
-        if new_groups:
-            last_group = new_groups[-1]
-            if belong_together(last_group.heads[-1], head):
-                last_group.heads.append(head)
-                continue
-        # The head begins a new group.
-        functions = old_groups[head.group_index].functions
-        if head.is_replaced:
-            functions = (new_function,)
-        new_groups.append(NewGroup(functions=functions, heads=[head], is_replaced=head.is_replaced))
+        joins_last_group = bool(new_groups) and belong_together(new_groups[-1].heads[-1], head)
+        if joins_last_group:
+            new_groups[-1].heads.append(head)
+        else:
+            functions = (new_function,) if head.is_replaced else old_groups[head.group_index].functions
+            new_groups.append(NewGroup(functions=functions, heads=[head], is_replaced=head.is_replaced))
     return new_groups
 
 
@@ -230,6 +232,7 @@ def replace_functions(
         groups: the groups of heads in the new attention.
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
+    # A state dict for each group of heads, with keys such as ``components.random.R``.
     states_of_old_groups = split_groups(old_functions, num_groups=len(attention.head_groups()))
     states_of_new_groups = []
     for group in groups:

@@ -76,25 +76,26 @@ def convert_weights(
         parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
     """
-    state = dict(model.state_dict())  # The entries of the attentions are replaced below.
-    layer_specs: dict[str, list[str]] = {}
-    for attention in self_attentions(model):
-        specs_of_stack = layer_specs.setdefault(attention.stack, [])
+    new_state = dict(model.state_dict())  # a new dict, in which the entries of each changed attention are replaced
+    attentions = self_attentions(model)
+    layer_specs: dict[str, list[str]] = {attention.stack: [] for attention in attentions}
+    for attention in attentions:
         replaced = {head.number for head in heads if head.attention == attention.name}
-        if not replaced:
-            specs_of_stack.append(describe_groups(attention.head_groups()))
-            continue
-        prefix = find_prefix(model, attention.module)
-        new_attention = replace_heads(
-            select_prefix(state, prefix),
-            attention=attention,
-            replaced=replaced,
-            function=conversion.functions[attention.name],
-            parameters=parameters[attention.name],
-        )
-        replace_entries_(state, prefix, new_attention.state)
-        specs_of_stack.append(new_attention.layer_spec)
-    return NewWeights(state=state, layer_specs=layer_specs)
+        if replaced:
+            prefix = find_prefix(model, attention.module)
+            new_attention = replace_heads(
+                select_prefix(new_state, prefix),
+                attention=attention,
+                replaced=replaced,
+                function=conversion.functions[attention.name],
+                parameters=parameters[attention.name],
+            )
+            replace_entries_(new_state, prefix, new_attention.state)
+            layer_spec = new_attention.layer_spec
+        else:
+            layer_spec = describe_groups(attention.head_groups())
+        layer_specs[attention.stack].append(layer_spec)
+    return NewWeights(state=new_state, layer_specs=layer_specs)
 
 
 def find_prefix(model: nn.Module, module: nn.Module) -> str:
@@ -132,21 +133,33 @@ def make_config(
         layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
         max_length: ``--synth-max-length``.
     """
-    settings = read_settings(loaded.cfg.model)  # of the old model
-    settings["synth_max_length"] = max_length
-    settings["synth_rank"] = conversion.rank
+    old_settings = read_settings(loaded.cfg.model)
+    settings_of_functions: dict[str, Any] = {"synth_max_length": max_length, "synth_rank": conversion.rank}
     for stack, specs in layer_specs.items():
-        settings[f"{stack}_synthesizer"] = join_layer_specs(specs)
+        settings_of_functions[f"{stack}_synthesizer"] = join_layer_specs(specs)
 
-    # The class of the new model adds the default of each of its flags that is missing.
-    new_class: Any = MODEL_REGISTRY[conversion.model_name]
-    complete_settings = new_class.read_config(argparse.Namespace(**settings), loaded.task)
+    # A flag in both dicts has the value in the second one.
+    settings = {**old_settings, **settings_of_functions}
+    complete_settings = add_defaults(settings, loaded, conversion.model_name)
 
     # Flags that only the old model has are left out.
     flags_of_new_class = dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name])
-    cfg = {flag.name: getattr(complete_settings, flag.name) for flag in flags_of_new_class}
+    cfg = {flag.name: complete_settings[flag.name] for flag in flags_of_new_class}
     cfg["_name"] = conversion.model_name
     return cfg
+
+
+def add_defaults(settings: dict[str, Any], loaded: Loaded, new_model_name: str) -> dict[str, Any]:
+    """Returns the settings, and the default of each flag of the new model's class that is not among them.
+
+    Args:
+        settings: {name of a flag: its value}, which stays as it is.
+        loaded: the old model, for its task.
+        new_model_name: the name under which fairseq knows the class of the new model.
+    """
+    new_class: Any = MODEL_REGISTRY[new_model_name]
+    complete_settings = new_class.read_config(argparse.Namespace(**settings), loaded.task)
+    return dict(vars(complete_settings))
 
 
 def join_layer_specs(specs: list[str]) -> str:

@@ -121,8 +121,10 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
             value = tuple(value)  # fairseq's defaults are tuples, and it reads texts such as "(0.9, 0.98)".
         if value is None or value == default:
             continue
-        flags.append(action.option_strings[0])
-        is_switch = action.nargs == 0  # A switch has no value. It sets the opposite of the default.
-        if not is_switch:
-            flags.append(str(value))
+        flag = action.option_strings[0]
+        is_switch = action.nargs == 0
+        if is_switch:
+            flags.append(flag)  # Without a value, because a switch sets the opposite of its default.
+        else:
+            flags += [flag, str(value)]
     return flags
