@@ -115,7 +115,7 @@ def refuse_summands(summands: Summands, value: Tensor) -> str:
     max_width = MAX_HEAD_DIM
     if num_terms_with_tiles > 2:
         max_width = MAX_HEAD_DIM_OF_MIXTURES
-    # Values, queries and keys have a width. Of the other terms, no features of a head are read.
+    # The width of a head is that of its values, queries and keys.
     widths = [value.size(3)]
     for product in products:
         widths.append(product.query.size(3))
