@@ -38,7 +38,7 @@ from .arguments import (
     find_kernel_tensors,
 )
 from .check import compare
-from .launches import Launch, Plan, find_plan
+from .launches import Kind, Launch, Plan, find_plan
 from .tensors import Call, Summands, align_memory, prepare_call, sort_terms
 
 logger = logging.getLogger(__name__)
@@ -102,16 +102,22 @@ def refuse_tensors(value: Tensor, attn_mask: Tensor | None) -> str:
 
 
 def refuse_summands(summands: Summands, value: Tensor) -> str:
-    """Returns why the kernels cannot take the logits of a call, or an empty string if they can."""
+    """Returns why the kernels cannot take the logits of a call, or an empty string if they can.
+
+    Registers limit the width of heads. A kernel holds a tile (rows, columns) of the logits, and more for each term. So
+    the limit is lower for mixtures of three terms or more. A bias that is a single row needs next to nothing.
+    """
     reason = summands.reason_to_refuse()
     if reason:
         return reason
-    # A kernel holds a tile of each term but a row in registers. The more terms, the narrower heads have to be.
-    terms_with_tiles = [*summands.product, *summands.dense, *summands.outer, *summands.matrix]
-    is_large_mixture = len(terms_with_tiles) > 2
-    max_width = MAX_HEAD_DIM_OF_MIXTURES if is_large_mixture else MAX_HEAD_DIM
+    products = [*summands.product, *summands.dense]
+    num_terms_with_tiles = len(products) + len(summands.outer) + len(summands.matrix)
+    max_width = MAX_HEAD_DIM
+    if num_terms_with_tiles > 2:
+        max_width = MAX_HEAD_DIM_OF_MIXTURES
+    # The width of a head is that of its values, queries and keys.
     widths = [value.size(3)]
-    for product in [*summands.product, *summands.dense]:
+    for product in products:
         widths.append(product.query.size(3))
     if max(widths) > max_width:
         return f"heads are wider than {max_width}"
@@ -128,7 +134,7 @@ def log_refusal(reason: str) -> None:
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
     """Returns whether the kernels run on a device in a type. If they do not, a warning says why.
 
-    The function is called once for each device and type, because it is cached. So each warning comes once.
+    The results are cached, so that each warning comes once for each device and type.
     """
     if not is_suitable_device(device):
         major, minor = CAPABILITY
@@ -197,18 +203,16 @@ def attend_without_dropping(
 ) -> Tensor:
     """Returns the result (T B, C) of the kernels that `compute` would launch, but without dropping a weight.
 
-    This result can be compared with the definition's. The kernels are the ones that `compute` launches, because kernels
-    with dropout are compiled once for all probabilities. They are given a probability of 0, and keep every weight.
+    This result can be compared with the definition's. Kernels with dropout are compiled once for all probabilities,
+    which they are given as a number. Here they are given 0, and keep every weight.
     """
     summands = sort_terms(logits, value)
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
-    # The same kernels, as `has_dropout` stays as it is. The probability is only one of their arguments.
-    layout_without_dropping = call.layout._replace(dropout=0.0)
-    plan = find_plan(layout_without_dropping)
-    if not is_interpreted():  # Triton's interpreter, with which tests run the kernels, compiles nothing
-        compile_kernels(plan, call)
+    layout = call.layout._replace(dropout=0.0)  # `has_dropout` still says that these are kernels with dropout
+    plan = find_plan(layout)
+    compile_kernels(plan, call.tensors)
     seed = None
-    if call.layout.has_dropout:
+    if layout.has_dropout:
         # Kernels with dropout read a seed. With a probability of 0, it has no effect. It is not drawn, because that
         # would change the random numbers of the training.
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
@@ -216,25 +220,27 @@ def attend_without_dropping(
     return out
 
 
-CHECKED: set[Any] = set()  # kinds of calls whose results were those of the definition
+CHECKED: set[Kind] = set()  # the kinds of calls whose results have been compared, and were those of the definition
 
 
 def load(plan: Plan, call: Call) -> bool:
     """Compiles the kernels of a plan, and compares them with the definition if they are the first of their kind.
 
+    If the comparison is passed, the kind is added to `CHECKED`, and the plan is marked as loaded. If not, neither is
+    done. The next call of the kind is then compared again, unless the kernels have been switched off.
+
     Returns:
-        whether the kernels may be used for this call. If so, later calls with this plan need not be loaded again.
+        whether the kernels may be used for this call.
 
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
     """
-    if not is_interpreted():  # Triton's interpreter, with which tests run the kernels, compiles nothing
-        compile_kernels(plan, call)
+    compile_kernels(plan, call.tensors)
     kind = call.layout.kind()
     if kind not in CHECKED:
-        are_usable = check_kernels(call)
-        if not are_usable:
-            return False  # the kernels are off now, or the next call of this kind is compared
+        is_passed = check_kernels(call)
+        if not is_passed:
+            return False
         CHECKED.add(kind)
     plan.is_loaded = True
     return True
@@ -243,16 +249,18 @@ def load(plan: Plan, call: Call) -> bool:
 def check_kernels(call: Call) -> bool:
     """Compares the kernels with the definition for a call, and returns whether the call may use the kernels.
 
-    - If the results are the same, the call may use them.
-    - If the results differ, the kernels are switched off for the rest of the process, with a warning.
     - If the results of the definition are not finite, the comparison shows nothing. The call may not use the kernels,
       but they stay on.
+    - If the results differ, the kernels are switched off for the rest of the process, with a warning.
+    - If the results are the same, the call may use the kernels.
     """
     comparison = compare(call, attend_without_dropping)
+    if not comparison.is_finite:
+        return False
     if comparison.difference:
         switch_off(comparison.difference)
         return False
-    return comparison.is_finite
+    return True
 
 
 def switch_off(difference: str) -> None:
@@ -266,21 +274,23 @@ def switch_off(difference: str) -> None:
     logger.warning(f"{VARIABLE}: the kernels are switched off, because they are wrong on this machine: {difference}")
 
 
-def compile_kernels(plan: Plan, call: Call) -> None:
-    """Compiles the kernels of both passes and loads them on the GPU, unless they are compiled already.
+def compile_kernels(plan: Plan, call_tensors: CallTensors) -> None:
+    """Compiles the kernels of both passes and loads them on the GPU of the tensors of a call.
+
+    Nothing is done if they are compiled already, or if Triton's interpreter runs them, as in tests.
 
     A kernel of the backward pass that does not compile must be found before the forward pass has run.
 
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
     """
-    if plan.is_compiled:
+    if plan.is_compiled or is_interpreted():
         return
-    tensors = make_stand_ins(plan, call)
+    stand_ins = make_stand_ins(plan, call_tensors)
     try:
-        with torch.cuda.device_of(call.value):
+        with torch.cuda.device_of(call_tensors.packed):
             for launch in [plan.launches.forward, *plan.launches.backward]:
-                launch.compile(launch.args(tensors))
+                launch.compile(launch.args(stand_ins))
     except torch.cuda.OutOfMemoryError:
         raise  # this is no fault of the kernels, and fairseq skips the batch
     except Exception as error:  # the compiler, the assembler and the GPU's driver raise many classes of errors
@@ -288,25 +298,35 @@ def compile_kernels(plan: Plan, call: Call) -> None:
     plan.is_compiled = True
 
 
-def make_stand_ins(plan: Plan, call: Call) -> PassTensors:
+def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
     """Returns a tensor of the right type for each tensor that the launches of a plan use.
 
-    A kernel is compiled for the types of its tensors, whose sizes and values do not matter. So no output, gradient or
-    sum is allocated: a tensor of the call with the same type, or a tensor with a single number, stands for it.
+    A kernel is compiled for the types of its tensors. Their sizes and values do not matter. So no output, gradient or
+    sum is allocated to compile a kernel. In its place stands another tensor of its type:
+
+    - a single byte for the padding mask, and a single integer for the seed
+    - the values, which are in `packed`, for the output and its gradient
+    - a single number in fp32 for the logarithm ``lse`` and for each partial sum
+    - the tensor itself for the gradient of a tensor
+
+    A tensor that the plan has no use for is None, as it is when the kernels are called.
     """
     layout = plan.layout
-    packed = call.tensors.packed
-    in_fp32 = packed.new_empty(1, dtype=torch.float32)
-    hidden = packed.new_empty(1, dtype=torch.uint8) if layout.has_hidden else None
-    seed = packed.new_empty(1, dtype=torch.int64) if layout.has_dropout else None
-    gradients = {name: getattr(call.tensors, name) for name in layout.wanted}
-    partial_sums = dict.fromkeys(plan.launches.memory, in_fp32)
-    kernel_tensors = find_kernel_tensors(call.tensors, hidden, seed, has_query=layout.query_width > 0)
+    values = call_tensors.packed
+    number = values.new_empty(1, dtype=torch.float32)
+    hidden = values.new_empty(1, dtype=torch.uint8) if layout.has_hidden else None
+    seed = values.new_empty(1, dtype=torch.int64) if layout.has_dropout else None
+    gradients: dict[str, Tensor] = {}
+    for name in layout.wanted:
+        gradients[name] = getattr(call_tensors, name)
+    partial_sums: dict[str, Tensor] = {}
+    for name in plan.launches.memory:
+        partial_sums[name] = number
     return find_backward_tensors(
-        kernel_tensors,
-        out=packed,  # the output and its gradient have the type of the values, which are in `packed`
-        lse=in_fp32,
-        out_gradient=packed,
+        find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query),
+        out=values,
+        lse=number,
+        out_gradient=values,
         gradients=CallTensors(**gradients),
         partial_sums=PartialSums(**partial_sums),
     )
@@ -354,11 +374,12 @@ class KernelAttention(torch.autograd.Function):
     def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor | None) -> Tensor:
         """Returns the result of the kernels, (T B, C).
 
-        The backward pass for long sentences reads the output and ``lse``, the logarithm of the softmax's denominator
-        for each row (short for log-sum-exp). For short sentences, the backward pass computes both again.
+        It also saves what `backward` reads, in `ctx`. For long sentences, this includes the output and ``lse``, the
+        logarithm of the softmax's denominator for each row (short for log-sum-exp). For short sentences, `backward`
+        computes both again, and None is saved in their place.
 
         Args:
-            ctx: The tensors that the backward pass needs are saved here.
+            ctx: Autograd's record of this call.
             plan: The launches.
             hidden: (B, T), not 0 at padding, or None.
             seed: The seed of the dropped weights, (1,), or None without dropout.
@@ -368,18 +389,19 @@ class KernelAttention(torch.autograd.Function):
         layout = plan.layout
         call_tensors = CallTensors(*inputs)
         out = call_tensors.packed.new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
-        saved_out = None
+        out_for_backward = None
         lse = None
         if plan.is_long:
-            saved_out = out
+            out_for_backward = out
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
-        kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=layout.query_width > 0)
+        kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query)
         # On a machine with several GPUs, the current one may be another than that of the tensors. Before the backward
         # pass, torch makes the right one the current one.
         with torch.cuda.device_of(out):
-            run(plan.launches.forward, PassTensors(kernel_tensors, out, lse))
+            run(plan.launches.forward, PassTensors(kernel_tensors, out=out, lse=lse))
         ctx.plan = plan
-        ctx.save_for_backward(saved_out, lse, hidden, seed, *inputs)  # `backward` reads them in this order
+        # `backward` unpacks them in this order.
+        ctx.save_for_backward(out_for_backward, lse, hidden, seed, *inputs)
         return out
 
     @staticmethod
@@ -387,18 +409,30 @@ class KernelAttention(torch.autograd.Function):
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of all arguments of `forward`; None for plan, hidden and seed.
 
+        `forward` has saved ``out``, ``lse``, ``hidden`` and ``seed``, and behind them its arguments ``*inputs``, which
+        are the fields of a `CallTensors`. They are read in this order.
+
         Args:
-            ctx: What `forward` has saved.
+            ctx: Autograd's record of the call, with the saved tensors.
             out_gradient: The gradient of the output, (T B, C).
         """
         plan: Plan = ctx.plan
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
         out_gradient, out, lse, hidden, seed, *inputs = align_memory([out_gradient.contiguous(), *ctx.saved_tensors])
         call_tensors = CallTensors(*inputs)
+        # The kernels write into this memory.
         gradients = allocate_gradients(plan, call_tensors)
         partial_sums = allocate_sums(plan, out_gradient)
-        kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.layout.query_width > 0)
-        tensors = find_backward_tensors(kernel_tensors, out, lse, out_gradient, gradients, partial_sums)
+        # The same tensors, by the names of the kernels' arguments.
+        arguments = find_backward_tensors(
+            find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query),
+            out=out,
+            lse=lse,
+            out_gradient=out_gradient,
+            gradients=gradients,
+            partial_sums=partial_sums,
+        )
         for launch in plan.launches.backward:
-            run(launch, tensors)
+            run(launch, arguments)
+        # One gradient for each argument of `forward`. The fields of `gradients` are those of its `inputs`.
         return (None, None, None, *gradients)

@@ -16,8 +16,9 @@ The second summand is for factors of the logits that are rounded when they are c
 u |S|, and a weight by as much, relatively. Under the interpreter, in fp16, the errors are 0.3 to 1.2 u.
 
 **Relative to what?** Some sums cancel, and their error is that of their terms. dS is ``P dP`` minus a mean of it, so
-that the error of a gradient is relative to what ``P dP`` alone would give, if that is larger. The gradient of a weight
-of a mixture is a single sum of ``dS S_m`` over all logits of a head. It is relative to the norm of ``P dP S_m``.
+that the error of a gradient is relative to what the minuend ``P dP`` alone would give, if that is larger. The gradient
+of a weight of a mixture is a single sum of ``dS S_m`` over all logits of a head. It is relative to the norm of
+``P dP S_m``.
 """
 
 import math
@@ -64,7 +65,7 @@ class Leaf(NamedTuple):
     """A copy of a tensor of a call, which is a leaf of an autograd graph."""
 
     original: Tensor
-    copy: Tensor
+    tensor: Tensor  # the copy
     roles: list[str]  # the roles in the call of the tensor or of its views, such as ``query`` and ``key``
 
 
@@ -95,29 +96,23 @@ class Copies:
             role: The role of x in the call, for example ``query``. It is noted for the name of the leaf.
             x: A tensor of the call.
         """
-        base = x._base  # the tensor that x is a view of, or None
-        if base is None:
-            return self.find_or_make_leaf(role, x).copy
-        # Below, the copy of x gets the strides of x. The copy of a base that is not contiguous may have other strides
-        # than the base, and x would lie elsewhere in it.
-        strides_fit = base.is_contiguous()
-        # If x is a view of ``base.detach()``, its gradient is no part of the gradient of the base.
-        has_gradient_of_base = x.requires_grad == base.requires_grad
-        if not strides_fit or not has_gradient_of_base:
-            return self.find_or_make_leaf(role, x).copy
-        copy_of_base = self.find_or_make_leaf(role, base).copy
-        offset_in_base = x.storage_offset() - base.storage_offset()
-        return copy_of_base.as_strided(x.size(), x.stride(), offset_in_base)
+        base = x._base  # torch's name for the tensor that x is a view of; None if x is no view
+        if base is None or not can_copy_base(x, base):
+            return self.find_or_make_leaf(role, x)
+        leaf = self.find_or_make_leaf(role, base)
+        # The same view of the leaf as x is of its base: it begins at the same place, and has the same strides.
+        begin = x.storage_offset() - base.storage_offset()
+        return leaf.as_strided(x.size(), x.stride(), begin)
 
-    def find_or_make_leaf(self, role: str, original: Tensor) -> Leaf:
-        """Returns the leaf of a tensor, which is made the first time, and adds a role to the leaf's roles."""
+    def find_or_make_leaf(self, role: str, original: Tensor) -> Tensor:
+        """Returns the copy of a tensor that is a leaf. It is made the first time. The role is added to its roles."""
         key = id(original)
         if key not in self.leaves:
             self.leaves[key] = Leaf(original, self.make_copy(original), roles=[])
         leaf = self.leaves[key]
         if role not in leaf.roles:
             leaf.roles.append(role)
-        return leaf
+        return leaf.tensor
 
     def make_copy(self, original: Tensor) -> Tensor:
         """Returns a copy that is a leaf, and that needs a gradient as the arguments of `Copies` say."""
@@ -131,8 +126,17 @@ class Copies:
         names = {}
         for number, leaf in enumerate(self.leaves.values()):
             roles = ", ".join(leaf.roles)
-            names[f"tensor {number} ({roles})"] = leaf.copy
+            names[f"tensor {number} ({roles})"] = leaf.tensor
         return names
+
+
+def can_copy_base(x: Tensor, base: Tensor) -> bool:
+    """Returns whether a view x of `base` can be copied by copying the base, and taking the same view of the copy."""
+    # If the base is not contiguous, its copy may have other strides. x would lie elsewhere in the copy.
+    keeps_strides = base.is_contiguous()
+    # A view of ``base.detach()`` gives no gradient to the base.
+    shares_gradient = x.requires_grad == base.requires_grad
+    return keeps_strides and shares_gradient
 
 
 class CopiedCall(NamedTuple):
@@ -146,10 +150,13 @@ class CopiedCall(NamedTuple):
         """Returns the leaves that need gradients, by their names."""
         return {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
 
-    def name_of_leaf(self, copy: Tensor) -> str:
-        """Returns the name of the leaf that a copy is, or is a view of."""
-        copied_leaf = copy if copy._base is None else copy._base
-        (name,) = [name for name, leaf in self.leaves.items() if leaf is copied_leaf]
+    def leaf_of_weight(self, term: Term) -> str | None:
+        """Returns the name of the leaf with the weight of a term, or None if the term has no weight."""
+        weight = term.weight
+        if weight is None:
+            return None
+        leaf_with_weight = weight if weight._base is None else weight._base
+        (name,) = [name for name, leaf in self.leaves.items() if leaf is leaf_with_weight]
         return name
 
 
@@ -177,7 +184,7 @@ def compare(call: Call, compute: Compute) -> Comparison:
         compute: Computes a call by the kernels, (T B, C), without dropout.
     """
     # A training may have hooks on saved tensors, which count or move them, as activation checkpointing does. They must
-    # not see the comparison. So hooks that do nothing take their place.
+    # not see the comparison. So hooks that do nothing take their place for all of it.
     with torch.autograd.graph.saved_tensors_hooks(return_as_it_is, return_as_it_is):
         sentences = choose_sentences(call)
         output_gradient = choose_output_gradient(call, sentences)
@@ -318,11 +325,11 @@ def differentiate(output: Tensor, leaves: dict[str, Tensor], output_gradient: Te
     return dict(zip(leaves, gradients))
 
 
-class WeightedTerm(NamedTuple):
-    """A term of the logits, of the sentences to compare, and where its weight is."""
+class ComparedTerm(NamedTuple):
+    """A term of the logits of the sentences to compare, and the leaf that its weight is a part of."""
 
     term: Term
-    weight_name: str | None  # the name of the leaf that has the weight; None if the term has no weight
+    leaf_of_weight: str | None  # the name of the leaf; None if the term has no weight
 
 
 class Definition:
@@ -330,8 +337,8 @@ class Definition:
 
     Attributes:
         leaves: The leaves with gradients, of all sentences, by their names.
-        value, terms, logits, key_padding_mask: Those of the sentences to compare.
-        scores: S, the logits as one tensor.
+        value, key_padding_mask: Those of the sentences to compare.
+        terms, logits, scores: The logits of these sentences: as a list of terms, as `Logits`, and as one tensor S.
     """
 
     def __init__(self, call: Call, sentences: Tensor) -> None:
@@ -346,16 +353,14 @@ class Definition:
         copies = copy_call(call, torch.float32, all_need_gradients=True)
         self.leaves = copies.leaves_with_gradients()
         self.value = self.take_sentences(copies.value)
-        self.terms: list[WeightedTerm] = []
-        for term in copies.terms:
-            weight_name = None
-            if term.weight is not None:
-                weight_name = copies.name_of_leaf(term.weight)
-            self.terms.append(WeightedTerm(self.take_sentences_of_term(term), weight_name))
-        self.logits = Logits([weighted.term for weighted in self.terms])
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
-            self.key_padding_mask = call.key_padding_mask.index_select(0, sentences)
+            self.key_padding_mask = self.take_sentences(call.key_padding_mask)
+        self.terms: list[ComparedTerm] = []
+        for term in copies.terms:
+            term_of_sentences = self.take_sentences_of_term(term)
+            self.terms.append(ComparedTerm(term_of_sentences, copies.leaf_of_weight(term)))
+        self.logits = Logits([compared.term for compared in self.terms])
         self.scores = self.logits.total(call.layout.length)
 
     def take_sentences(self, x: Tensor) -> Tensor:
@@ -383,12 +388,13 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        The scale of the output is its norm. A gradient may be small because large numbers cancel, and its error is then
-        as large as that of these numbers. So the scale of a gradient is the largest of up to three norms:
+        The scale of the output is its norm. A gradient may have a larger scale than its norm. If it is 0.01, for
+        example, as the difference of two numbers near 1, its error is that of the numbers near 1. So the scale of a
+        gradient is the largest of up to three norms:
 
         - the norm of the gradient
-        - the norm of the gradient if a difference in it is left out (`norms_without_difference`)
-        - for the weights of a mixture, the norm of the numbers that are added up (`norms_of_summands`)
+        - the norm that it would have without the subtraction in the softmax's gradient (`norms_without_subtraction`)
+        - for the weights of a mixture, the norm of the numbers that are added up (`norms_before_addition`)
 
         Args:
             results: The definition's results.
@@ -397,26 +403,26 @@ class Definition:
         scales = {"output": float(results.output.norm())}
         if not results.gradients:
             return scales
-        p_dp = self.compute_p_dp(output_gradient)
-        norms_without_difference = self.norms_without_difference(p_dp)
-        norms_of_summands = self.norms_of_summands(p_dp)
+        minuend = self.compute_minuend(output_gradient)
+        norms_without_subtraction = self.norms_without_subtraction(minuend)
+        norms_before_addition = self.norms_before_addition(minuend)
         for name, gradient in results.gradients.items():
-            norms = [float(gradient.norm()), norms_without_difference[name]]
-            if name in norms_of_summands:
-                norms.append(norms_of_summands[name])
+            norms = [float(gradient.norm()), norms_without_subtraction[name]]
+            if name in norms_before_addition:
+                norms.append(norms_before_addition[name])
             scales[name_of_gradient(name)] = max(norms)
         return scales
 
-    def compute_p_dp(self, output_gradient: Tensor) -> Tensor:
+    def compute_minuend(self, output_gradient: Tensor) -> Tensor:
         """Returns ``P * dP``, elementwise, (B, H, T, T), for the attention weights P and their gradient dP.
 
-        The gradient of the logits S is the difference ``dS = P * dP - P * rowsum(P * dP)``. So ``P * dP`` is dS if the
-        subtraction is left out.
+        The gradient of the logits is the difference ``P * dP - P * rowsum(P * dP)``, of which this is the minuend.
 
         Args:
-            output_gradient: The gradient of the output, (T, sentences, C).
+            output_gradient: The gradient of the output, (T, B, C). B are the sentences to compare.
         """
         layout = self.call.layout
+        bsz = self.value.size(0)
         weights = plain.attention_weights(
             self.logits,
             layout.num_heads,
@@ -424,43 +430,41 @@ class Definition:
             src_len=layout.length,
             key_padding_mask=self.key_padding_mask,
             attn_mask=self.call.attn_mask,
-            bsz=self.value.size(0),
+            bsz=bsz,
         ).detach()
-        # Autograd computes dP from the output, which is ``P V``.
-        weights.requires_grad_()
-        out = plain.join_heads(plain.weighted_sum(weights, self.value.detach()))  # (T B, C)
-        (gradient_of_weights,) = torch.autograd.grad(out, weights, output_gradient.view(out.size()))
-        return weights.detach() * gradient_of_weights
+        # The output of a head is ``P V``. So dP is the product of the output's gradient and V^T.
+        gradient_by_head = output_gradient.view(layout.length, bsz, layout.num_heads, -1).permute(1, 2, 0, 3)
+        gradient_of_weights = gradient_by_head @ self.value.detach().transpose(2, 3)
+        return weights * gradient_of_weights
 
-    def norms_without_difference(self, p_dp: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf: the norm of the gradient that it would have if ``P * dP`` were the gradient of S}.
+    def norms_without_subtraction(self, minuend: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf: the norm of the gradient that it would have if the minuend were the gradient of S}.
 
         Args:
-            p_dp: What `compute_p_dp` returns.
+            minuend: What `compute_minuend` returns, as large as the gradient of the logits S.
         """
-        gradients = differentiate(self.scores, self.leaves, p_dp.sum_to_size(self.scores.size()))
+        gradients = differentiate(self.scores, self.leaves, minuend.sum_to_size(self.scores.size()))
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
-    def norms_of_summands(self, p_dp: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf with weights of terms: the norm of the numbers that are added up to its gradient}.
+    def norms_before_addition(self, minuend: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf with weights of terms: the norm of the numbers whose sum is its gradient}.
 
         If ``w S_m`` is a term of the logits S, the gradient of its weight w is the sum of ``dS * S_m`` over all logits.
-        The numbers may be large even if their sum is nearly 0. In their place, the numbers ``P * dP * S_m`` are
-        measured, because dS is a difference, which may be small itself (`compute_p_dp`).
+        These numbers may be large even if their sum is nearly 0. dS is a difference, too. So the norm is taken without
+        either: it is the norm of ``minuend * S_m``, for all heads together.
 
-        A weight has a gradient for each head, but one norm of all heads is enough, because errors are compared for
-        whole leaves. If several terms have their weights in one leaf, the largest norm counts.
+        A leaf often has the weights of several terms. Its error is compared as a whole, with the largest norm.
 
         Args:
-            p_dp: What `compute_p_dp` returns.
+            minuend: What `compute_minuend` returns.
         """
         norms: dict[str, float] = {}
-        for term, weight_name in self.terms:
-            if weight_name is None:
+        for term, leaf_name in self.terms:
+            if leaf_name is None:  # the term has no weight
                 continue
             term_without_weight = term._replace(weight=None)
             logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()  # S_m
-            norm = float((p_dp * logits_of_term).norm())
-            largest_norm_so_far = norms.get(weight_name, 0.0)
-            norms[weight_name] = max(norm, largest_norm_so_far)
+            norm = float((minuend * logits_of_term).norm())
+            largest_so_far = norms.get(leaf_name, 0.0)
+            norms[leaf_name] = max(norm, largest_so_far)
         return norms

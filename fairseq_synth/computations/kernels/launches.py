@@ -77,63 +77,84 @@ class Layout(NamedTuple):
     def is_short(self) -> bool:
         """Returns whether the kernels for short sentences compute the call. Their tile is a whole sentence.
 
-        The registers have to hold everything. These calls were found to fit, by compiling them:
+        The registers have to hold everything. Compiling has shown which calls fit:
 
-        ============  ==================  =====================================================================
-        tokens        features in a head  summands with tiles
-        ============  ==================  =====================================================================
-        up to 32      up to 64            up to three
-        up to 32      more than 64        one, but no outer product
-        up to 64      up to 64            one, but no outer product, and no dense product whose width is padded
-        ============  ==================  =====================================================================
+        - Up to 32 tokens and heads of up to 64 features: up to three summands with tiles.
+        - Up to 32 tokens and wider heads: one summand with tiles, `product`, `dense` or `matrix`.
+        - Up to 64 tokens and heads of up to 64 features: the same, but not `dense` if the heads are padded. The kernels
+          pad the width of a head to a power of two.
         """
         summands = self.summands_with_tiles()
         width = max(self.value_width, self.query_width, self.dense_width)
-        if self.length <= 32 and width <= 64:
+        has_narrow_heads = width <= 64
+        has_padded_heads = width < power_of_2(width)
+        if self.length <= 32 and has_narrow_heads:
             return len(summands) <= 3
-        is_single = len(summands) == 1 and "outer" not in summands
         if self.length <= 32:
-            return is_single
-        if self.length <= 64 and width <= 64:
-            is_padded = width < power_of_2(width)  # the kernels pad all widths to powers of two
-            is_padded_dense = is_padded and "dense" in summands
-            return is_single and not is_padded_dense
+            return summands in (["product"], ["dense"], ["matrix"])
+        if self.length <= 64 and has_narrow_heads and has_padded_heads:
+            return summands in (["product"], ["matrix"])
+        if self.length <= 64 and has_narrow_heads:
+            return summands in (["product"], ["dense"], ["matrix"])
         return False
 
-    def kind(self) -> "Layout":
-        """Returns the kind of the call. Only the first call of each kind is compared with the definition.
-
-        All calls of a kind have the same compiled kernels. The kind is a layout whose fields are
-
-        - 0 if no kernel is compiled for them, such as the number of sentences
-        - rounded if the kernels are compiled for a rounded size, as the length
-        - unchanged if the kernels are compiled for them, or if they are the same in all batches of a model, as the
-          width of the right factor
-        """
-        # A tile is as large as the sentence, rounded up to a power of two, but not larger than 64. So any sentence of
-        # more than 64 tokens has the same tiles. All of them have the length 128 here.
+    def kind(self) -> "Kind":
+        """Returns the kind of the call. Only the first call of each kind is compared with the definition."""
+        # The tiles of short sentences have the length rounded up to a power of two: 16, 32 or 64. All sentences of more
+        # than 64 tokens have the same tiles, whatever their length is. 128 stands for all these lengths.
         rounded_length = min(power_of_2(self.length), 128)
-        # Either factor of the outer product has to fit into a block, which therefore grows with the sentence.
-        size_of_factor_block = 0
-        if self.right_width > 0:
-            size_of_factor_block = power_of_2(width_of_factors(self))
-        return self._replace(
-            length=rounded_length,
-            left_width=size_of_factor_block,  # in place of the width, for which no kernel is compiled
-            bsz=0,
-            dense_key_rows=0,
-            bias_row_columns=0,  # `dtypes` says whether there is a bias_row, and whether there is a matrix
-            matrix_rows=0,
-            matrix_columns=0,
-            dropout=0.0,
+        return Kind(
+            device=self.device,
+            dtypes=self.dtypes,
+            rounded_length=rounded_length,
+            num_heads=self.num_heads,
+            value_width=self.value_width,
+            weight_rows=self.weight_rows,
+            has_hidden=self.has_hidden,
+            is_causal=self.is_causal,
+            has_dropout=self.has_dropout,
+            wanted=self.wanted,
+            query_width=self.query_width,
+            scale=self.scale,
+            dense_width=self.dense_width,
+            right_width=self.right_width,
+            factor_block=power_of_2(width_of_factors(self)),
+            is_by_distance=self.is_by_distance,
+            number_of_weights=self.number_of_weights,
         )
+
+
+class Kind(NamedTuple):
+    """The kind of a call. Calls of the same kind have the same compiled kernels.
+
+    All fields but `rounded_length` and `factor_block` are fields of `Layout`. What is left out differs from batch to
+    batch, and no kernel is compiled for it, such as the number of sentences.
+    """
+
+    device: torch.device
+    dtypes: CallTensors
+    rounded_length: int  # in place of the length
+    num_heads: int
+    value_width: int
+    weight_rows: WeightRows
+    has_hidden: bool
+    is_causal: bool
+    has_dropout: bool
+    wanted: tuple[str, ...]
+    query_width: int
+    scale: float
+    dense_width: int
+    right_width: int
+    factor_block: int  # in place of the left width: a power of two that holds either factor of the outer product
+    is_by_distance: bool
+    number_of_weights: int
 
 
 class Launch:
     """A launch of a kernel, which takes its tensors from the `PassTensors` of a call.
 
-    For example, a kernel may have the arguments ``(tensors, out, T, B)``. The launch is made with the numbers
-    ``{"B": 3, "T": 2}``. So T and B are known, and `args` reads ``tensors`` and ``out`` from the `PassTensors`.
+    For example, a kernel may have the arguments ``(out, lse, T, B)``. The launch is made with the numbers
+    ``{"B": 3, "T": 2}``. So T and B are known, and `args` reads ``out`` and ``lse`` from the `PassTensors`.
 
     Args:
         kernel: The kernel, from `triton_attention` or `triton_sums`. Its first arguments are two or more fields of
@@ -151,7 +172,7 @@ class Launch:
     def __init__(
         self, kernel: Any, grid: Sequence[int], numbers: dict[str, Any], num_warps: int, num_stages: int = 1
     ) -> None:
-        """Sorts the names of the kernel's arguments into numbers and tensors."""
+        """Sorts the kernel's arguments into tensors, which differ from call to call, and numbers, which are known."""
         self.kernel = kernel
         unused_directions = [1] * (3 - len(grid))
         self.grid = (*grid, *unused_directions)
@@ -159,9 +180,10 @@ class Launch:
         number_names = [name for name in kernel.arg_names if name in numbers]
         tensor_names = [name for name in kernel.arg_names if name not in numbers]
         self.numbers = {name: numbers[name] for name in number_names}
-        # `attrgetter("tensors", "out")` is a function that returns ``(x.tensors, x.out)`` for an argument x.
+        # For the names ``out`` and ``lse``, `read_tensors(pass_tensors)` is ``(pass_tensors.out, pass_tensors.lse)``.
+        # `attrgetter` makes no tuple for a single name, but every kernel has two tensors or more.
         self.read_tensors = attrgetter(*tensor_names)
-        self.compiled: Callable[..., None] | None = None
+        self.compiled: Callable[..., None] | None = None  # set by `compile`
 
     def args(self, tensors: PassTensors) -> list[Any]:
         """Returns the arguments of the kernel in their order, because a compiled kernel takes them by position."""
@@ -238,6 +260,7 @@ class Plan:
     Attributes:
         layout: The layout.
         is_long: Whether the kernels are those for sentences of any length.
+        has_query: Whether the logits have a product of queries and keys that both differ by sentence.
         has_unused_factors: Whether a part of the gradient of an outer product's factors is 0, and no kernel writes it.
         launches: The launches of the kernels.
         is_compiled: Whether the kernels are compiled.
@@ -248,6 +271,7 @@ class Plan:
         """Plans the launches, whose kernels are neither compiled nor loaded."""
         self.layout = layout
         self.is_long = not layout.is_short()
+        self.has_query = layout.query_width > 0
         self.launches = plan_long_sentences(layout) if self.is_long else plan_short_sentences(layout)
         self.has_unused_factors = "factors" in layout.wanted and has_unused_left_factors(layout)
         self.is_compiled = False
@@ -270,11 +294,12 @@ def plan_short_sentences(layout: Layout) -> Launches:
     up the groups.
     """
     forward = plan_forward_short(layout)
-    if not layout.wanted:
+    if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
+    # A program computes a whole head of a sentence. It leaves sums for all shared tensors and all weights.
     sums = plan_group_sums(layout, tiles_per_head=1, shared_tensors=SHARED_TENSORS, summands=SUMMANDS)
     backward = [plan_backward_short(layout, sums)]
-    # One kernel writes the sums that three kernels write for long sentences.
+    # `add` can add up sums of three kernels, as they are for long sentences. Here all of them are from one kernel.
     backward.extend(plan_addition(layout, row_sums=sums, column_sums=sums, matrix_sums=sums))
     return Launches(forward, backward, memory=sums.memory)
 
@@ -283,7 +308,7 @@ def plan_forward_short(layout: Layout) -> Launch:
     """Returns the launch that writes ``out`` for short sentences. A program computes one head of a group of them."""
     from .triton_attention import forward_short
 
-    # Four times as many as in a backward pass, as these programs need no memory for sums.
+    # These programs need no memory for sums. So there may be four times as many as the `PROGRAMS` of a backward pass.
     max_programs = 4 * PROGRAMS
     max_groups = divide_up(max_programs, layout.num_heads)
     groups = divide_sentences(layout.bsz, max_groups)
@@ -298,7 +323,10 @@ def plan_forward_short(layout: Layout) -> Launch:
 
 
 def plan_backward_short(layout: Layout, sums: "GroupSums") -> Launch:
-    """Returns the launch that writes gradients for short sentences. A program computes one head of a group of them."""
+    """Returns the launch that writes gradients for short sentences.
+
+    A program computes one head, in all sentences of a group. `sums` says which groups there are.
+    """
     from .triton_attention import backward_short
 
     tile = Tile.for_whole_sentence(layout, is_forward=False)
@@ -314,22 +342,30 @@ def plan_backward_short(layout: Layout, sums: "GroupSums") -> Launch:
 def plan_long_sentences(layout: Layout) -> Launches:
     """Returns the launches of the kernels for sentences of any length: one forward, and several backward.
 
-    Three kernels of the backward pass compute gradients, those of rows, of columns and of the matrix. They leave sums
-    in memory, which the kernel `add` adds up. A kernel that has nothing to write is not launched.
+    Up to four kernels are launched in the backward pass, each if it has anything to write:
+
+    - `backward_rows` writes ``delta``, which the next two read, and the gradients of queries, dense_query and factors.
+    - `backward_columns` writes the gradients of keys and values, and sums for dense_key, bias_row and weights.
+    - `backward_matrix` writes sums for the matrix and its weight.
+    - `add` adds up the sums.
     """
     forward = plan_forward_long(layout)
-    if not layout.wanted:
+    if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
     row_sums = plan_row_sums(layout)
     column_sums = plan_column_sums(layout)
     matrix_sums = plan_matrix_sums(layout)
+    # All gradients of `backward_rows` need `delta`.
+    has_row_gradients = "delta" in row_sums.memory
+    # Each sentence has its own keys and values, which are in `packed`. Their gradients need no memory for sums.
+    has_column_gradients = "packed" in layout.wanted or bool(column_sums.memory)
+    has_matrix_gradients = bool(matrix_sums.memory)
     backward = []
-    if row_sums.memory:
-        # It comes first, because the others read the ``delta`` that it writes.
+    if has_row_gradients:
         backward.append(plan_backward_rows(layout, row_sums))
-    if column_sums.memory or "packed" in layout.wanted:
+    if has_column_gradients:
         backward.append(plan_backward_columns(layout, column_sums))
-    if matrix_sums.memory:
+    if has_matrix_gradients:
         backward.append(plan_backward_matrix(layout, matrix_sums))
     backward.extend(plan_addition(layout, row_sums, column_sums, matrix_sums))
     return Launches(forward, backward, memory={**column_sums.memory, **matrix_sums.memory, **row_sums.memory})
@@ -354,7 +390,10 @@ def plan_forward_long(layout: Layout) -> Launch:
 
 
 def plan_backward_rows(layout: Layout, sums: "GroupSums") -> Launch:
-    """Returns the launch that writes ``delta`` and the gradients of rows. A program has a tile of rows of one head."""
+    """Returns the launch that writes ``delta`` and the gradients of rows.
+
+    A program computes a tile of rows of one head in one sentence.
+    """
     from .triton_attention import backward_rows
 
     tile = Tile.for_kernel("rows", layout)
@@ -368,7 +407,10 @@ def plan_backward_rows(layout: Layout, sums: "GroupSums") -> Launch:
 
 
 def plan_backward_columns(layout: Layout, sums: "GroupSums") -> Launch:
-    """Returns the launch for the gradients of columns. A program has some columns of one head of a group."""
+    """Returns the launch for the gradients of columns, such as those of keys and values.
+
+    A program computes a tile of columns of one head, in all sentences of a group. `sums` says which groups there are.
+    """
     from .triton_attention import backward_columns
 
     tile = Tile.for_kernel("columns", layout)
@@ -382,7 +424,11 @@ def plan_backward_columns(layout: Layout, sums: "GroupSums") -> Launch:
 
 
 def plan_backward_matrix(layout: Layout, sums: "GroupSums") -> Launch:
-    """Returns the launch for the gradient of the matrix. A program has a tile of it for one head of a group."""
+    """Returns the launch for the gradient of the matrix.
+
+    A program computes a tile of it for one head, and sums over the sentences of a group. `sums` says which groups there
+    are.
+    """
     from .triton_attention import backward_matrix
 
     tile = Tile.for_kernel("matrix", layout)
@@ -450,16 +496,19 @@ class GroupSums(NamedTuple):
 def plan_row_sums(layout: Layout) -> GroupSums:
     """Returns what `backward_rows` leaves in memory: ``delta``, and parts of the gradient of the weight of ``outer``.
 
-    A program computes a tile of rows of a single sentence. So each sentence is a group of its own.
+    A program computes a tile of rows of one head in one sentence. For the weight, it leaves the part that comes from
+    these rows. It sums no gradient over sentences, so that each sentence is a group of its own.
     """
     tile = Tile.for_kernel("rows", layout)
     tiles_per_head = divide_up(layout.length, tile.rows)
-    parts = measure_parts(layout, summands=["outer"], num_parts=layout.bsz * tiles_per_head)
+    programs_per_head = layout.bsz * tiles_per_head
+    memory_of_parts = measure_parts(layout, summands=["outer"], num_parts=programs_per_head)
+    memory_of_delta = measure_delta(layout)
     return GroupSums(
         groups=SentenceGroups(num_groups=layout.bsz, sentences_per_group=1),
         tiles_per_head=tiles_per_head,
-        numbers_per_group=0,
-        memory={**parts, **measure_delta(layout)},
+        numbers_per_group=0,  # there are no sums of a shared tensor's gradient
+        memory={**memory_of_parts, **memory_of_delta},
     )
 
 
@@ -488,34 +537,52 @@ def plan_matrix_sums(layout: Layout) -> GroupSums:
 def plan_group_sums(
     layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str], summands: Sequence[str]
 ) -> GroupSums:
-    """Returns how a kernel sums the gradients that are wanted over groups of sentences.
+    """Returns how a kernel sums gradients over groups of sentences, and the memory for what it writes.
 
-    The larger the groups, the less memory the sums need. But there have to be enough groups to keep a GPU busy.
+    For example, 10 sentences may be divided into 3 groups, and each head into 2 tiles. Then each head is computed by 6
+    programs, one for each tile in each group. The memory has
+
+    - for each shared tensor, a sum in each group: 3 sums of the size of the gradient, (H, T, features) for dense_key.
+      The programs of a group each write a piece of its sum.
+    - for each weight, a part from each program: 6 numbers for each head.
+
+    A tensor or a weight that needs no gradient has no memory.
 
     Args:
         layout: The layout.
-        tiles_per_head: How many programs of the kernel compute a head in a group.
-        shared_tensors: The tensors in `CallTensors` whose gradients the kernel can sum.
-        summands: The summands whose weights have gradients that the kernel can sum.
+        tiles_per_head: How many tiles the kernel divides a head of a sentence into.
+        shared_tensors: The tensors in `CallTensors` that all sentences share and whose gradients the kernel computes.
+        summands: The summands of the logits (`SUMMANDS`) for whose weights the kernel computes gradients.
     """
     sizes_in_group = measure_sums(layout, shared_tensors)
-    weighted_summands = list_wanted_weights(layout, summands)
-    # Sentences share no queries and keys. If a kernel has only these, larger groups would save nothing.
-    has_only_queries_and_keys = not sizes_in_group and set(weighted_summands) <= {"product"}
-    if has_only_queries_and_keys:
-        max_groups = layout.bsz
-    else:
-        max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
+    max_groups = limit_groups(layout, tiles_per_head, shared_tensors, summands)
     groups = divide_sentences(layout.bsz, max_groups)
-    programs_per_head = groups.num_groups * tiles_per_head
     memory_of_sums = repeat_for_groups(sizes_in_group, groups.num_groups)
-    memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
+    memory_of_parts = measure_parts(layout, summands, num_parts=groups.num_groups * tiles_per_head)
     return GroupSums(
         groups=groups,
         tiles_per_head=tiles_per_head,
         numbers_per_group=sum(sizes_in_group.values()),
         memory={**memory_of_sums, **memory_of_parts},
     )
+
+
+def limit_groups(layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str], summands: Sequence[str]) -> int:
+    """Returns into how many groups of sentences a kernel of the backward pass may divide a batch.
+
+    The fewer groups, the less memory the sums of the groups need. But there have to be enough to keep a GPU busy. If
+    the kernel sums nothing, each sentence may be a group.
+
+    Args:
+        layout, tiles_per_head, shared_tensors, summands: As in `plan_group_sums`.
+    """
+    has_shared_tensors = any(name in layout.wanted for name in shared_tensors)
+    weighted_summands = list_wanted_weights(layout, summands)
+    # The weight of ``product`` does not count. Sentences share no queries and keys, so that larger groups save nothing.
+    has_other_weights = any(summand != "product" for summand in weighted_summands)
+    if not has_shared_tensors and not has_other_weights:
+        return layout.bsz
+    return count_groups_of_busy_gpu(layout, tiles_per_head)
 
 
 def count_groups_of_busy_gpu(layout: Layout, tiles_per_head: int) -> int:
@@ -546,13 +613,15 @@ def measure_sums(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int
 def repeat_for_groups(sizes: dict[str, int], num_groups: int) -> dict[str, int]:
     """Returns the memory for the sums of all groups, {name: how many numbers}.
 
-    The sums of a group lie side by side, and so do the groups. For dense_key (d), bias_row (b) and three groups, the
-    memory is
+    For example, the sums of a group may have 8 numbers for dense_key and 4 for bias_row. The sums of three groups are
 
-        d0 b0 d1 b1 d2 b2
+        dense_key 0 | bias_row 0 | dense_key 1 | bias_row 1 | dense_key 2 | bias_row 2
 
-    The kernels are told where d0 and b0 begin, and find the sums of the other groups from there. So the memory is
-    divided into d0 for the name ``dense_key``, and all the rest for the last name, ``bias_row``.
+    The kernels are given the tensors ``dense_key`` and ``bias_row``, which begin with the sums of group 0. The sums of
+    group g begin 12 g numbers later, beyond the end of the first tensor. So the first tensor needs 8 numbers, and the
+    last one has all others: the 4 of its group 0 and the 24 of the later groups.
+
+        repeat_for_groups({"dense_key": 8, "bias_row": 4}, num_groups=3) == {"dense_key": 8, "bias_row": 28}
 
     Args:
         sizes: {name: how many numbers the sum of one group has}.

@@ -54,16 +54,27 @@ class Call(NamedTuple):
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
-    """Returns the terms of logits, sorted by the summand of the kernels that they are.
+    """Returns the terms of logits, sorted by how the kernels compute them.
+
+    ============  =====================================================================
+    summand       terms
+    ============  =====================================================================
+    ``product``   products of queries and keys that both differ by sentence
+    ``dense``     products of queries that differ by sentence, and keys that are shared
+    ``outer``     outer products
+    ``bias_row``  biases of a single row, which is added to all rows of the logits
+    ``matrix``    anything that is the same matrix (T, T) for all sentences
+    ``others``    everything else, for which there is no kernel
+    ============  =====================================================================
 
     Args:
         logits: S.
         value: V, (B, H, T, d_h), whose sizes tell how many sentences and rows there are.
     """
     bsz, _, length, _ = value.size()
-    # Diagonals are a matrix that is the same for all sentences.
     summands = Summands(product=[], dense=[], outer=logits.outers, bias_row=[], matrix=[*logits.diagonals], others=[])
     if bsz == 1:
+        # No two sentences can differ, so that there is a choice where to put each product.
         add_products_of_one_sentence(summands, logits.products)
     else:
         add_products(summands, logits.products)
@@ -71,7 +82,7 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
         num_sentences, _, num_rows, _ = term.bias.size()
         if num_sentences > 1:
             summands.others.append(term)
-        elif num_rows < length:  # a single row, which is added to all rows of the logits
+        elif num_rows < length:  # a bias has 1 row or T rows
             summands.bias_row.append(term)
         else:
             summands.matrix.append(term)
@@ -104,9 +115,13 @@ def add_products(summands: Summands, products: Sequence[Product]) -> None:
 def add_products_of_one_sentence(summands: Summands, products: Sequence[Product]) -> None:
     """Adds the products of a batch of a single sentence to summands of the kernels.
 
-    With one sentence, it makes no difference which tensors all sentences share. So each product may be any summand. The
-    last product becomes ``product``: in a mixture, its queries and keys are those of the projections, which the kernels
-    then read without a copy. The one before it becomes ``dense``, and all others are added to ``matrix``.
+    With one sentence, it makes no difference which tensors all sentences share. So each product may be any summand. For
+    the products a, b, c and d:
+
+    - d becomes ``product``. In a mixture, the queries and keys of the last product are those of the projections, which
+      the kernels then read without a copy.
+    - c becomes ``dense``.
+    - a and b become ``matrix``, which may have any number of terms.
     """
     remaining = list(products)
     if remaining:
@@ -252,6 +267,9 @@ def pack_projections(products: list[Product], value: Tensor) -> PackedProjection
 def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
     """Returns the queries and the shared keys of the summand ``dense``, as the kernels read them.
 
+    The keys are usually the first T rows of a parameter (H, rows, r). The kernels read them there, so that they are not
+    copied.
+
     Args:
         products: A single product ``scale * query @ key^T``. The query is (B or 1, H or 1, T, r), the key (1, H or 1,
             T, r).
@@ -262,14 +280,13 @@ def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
     query = product.query
     if product.scale != 1.0:
         query = query * product.scale  # the kernels have a scale for the summand `product`, but none for this one
+    query_by_head = order_by_head(query, bsz, heads, value.dtype)
     width = product.key.size(3)  # r
-    key = read_whole(product.key, heads)
-    if key.columns != width:
-        # The keys are the first columns of a larger parameter. The kernels would read all of its columns.
-        key = copy_whole(product.key, heads)
-    return DenseProduct(
-        query=order_by_head(query, bsz, heads, value.dtype), key=key.tensor, key_rows=key.rows, width=width
-    )
+    parameter = read_whole(product.key, heads)
+    if parameter.columns > width:
+        # The kernels read the first rows of a parameter, but all of its columns. These keys are a part of the columns.
+        parameter = copy_whole(product.key, heads)
+    return DenseProduct(query_by_head, key=parameter.tensor, key_rows=parameter.rows, width=width)
 
 
 def read_outer_product(outers: list[Outer], value: Tensor) -> OuterProduct:
@@ -288,47 +305,52 @@ def read_bias_row(biases: list[Bias], heads: int) -> Whole:
 
 
 def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
-    """Returns the matrix R that the kernels read.
+    """Returns the matrix R that the kernels read: the terms that are the same for all sentences, added up.
 
-    - A single term is read without its weight, because the kernels multiply by the weight.
-    - Several terms are added up. Each is multiplied by its own weight first, so that the sum has no weight.
+    A single term is returned without its weight, because the kernels multiply the matrix by it. They know only one
+    weight. So several terms are multiplied by their weights here, before they are added up.
     """
     if len(terms) > 1:
-        return compute_matrix(terms, heads, length)
+        return add_up(terms, heads, length)
     (term,) = terms
-    if isinstance(term, Bias):
+    if isinstance(term, Bias):  # a matrix, as in random
         return read_whole(term.bias, heads)
-    if isinstance(term, Diagonals):
+    if isinstance(term, Diagonals):  # a value for each distance
         return read_distances(term.values, heads, length)
-    return multiply_parameters(term, heads, length)
+    return multiply_parameters(term, heads, length)  # R1 R2^T, as in factorized random
 
 
-def compute_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
-    """Returns the sum of terms, each multiplied by its weight, with as many rows and columns as the sentences have."""
+def add_up(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
+    """Returns the sum of terms, each multiplied by its weight, as a matrix (H, length, length)."""
     return read_whole(Logits(terms).total(length), heads)
 
 
 def multiply_parameters(term: Product, heads: int, length: int) -> Whole:
     """Returns the matrix ``scale * R1 R2^T``, (H, rows, columns), without the weight of the term.
 
-    Usually R1 and R2 are whole parameters, and the matrix has a row for each row of R1. It may have more rows than the
-    sentences need. So neither R1 and R2 nor their gradients have to be sliced. In some cases, the matrix is computed
-    from the first `length` rows of R1 and R2 instead, and has `length` rows.
+    R1 and R2 are usually the first rows of parameters, for example 10 of 256 rows for a sentence of 10 tokens. The
+    matrix is computed in one of two ways:
+
+    - All rows are multiplied, which gives a matrix (H, 256, 256). The kernels read its first 10 rows and columns. This
+      is faster, because neither the parameters nor their gradients are sliced.
+    - Only 10 rows are multiplied, which gives a matrix (H, 10, 10). This is for parameters of very many rows, and for
+      products that are more than one `torch.bmm`.
 
     Args:
         term: The product of R1 (the query) and R2 (the key), (1, H or 1, length, k) each.
         heads: H.
         length: T.
     """
-    query = read_whole(term.query, heads)
-    key = read_whole(term.key, heads)
-    has_too_many_rows = max(query.rows, key.rows) > MAX_ROWS_UNSLICED  # to multiply all would take too long
-    has_scale = term.scale != 1.0  # `bmm` does not multiply by a scale
-    has_3_dimensions = query.tensor.dim() == 3 and key.tensor.dim() == 3  # `bmm` takes no parameter (H, columns)
-    if has_too_many_rows or has_scale or not has_3_dimensions:
-        return compute_matrix([term._replace(weight=None)], heads, length)
-    matrix = torch.bmm(query.tensor, key.tensor.transpose(1, 2))
-    return Whole(matrix, rows=query.rows, columns=key.rows)
+    parameter_1 = read_whole(term.query, heads)
+    parameter_2 = read_whole(term.key, heads)
+    has_many_rows = max(parameter_1.rows, parameter_2.rows) > MAX_ROWS_UNSLICED
+    have_3_dimensions = parameter_1.tensor.dim() == 3 and parameter_2.tensor.dim() == 3
+    is_one_bmm = have_3_dimensions and term.scale == 1.0
+    if has_many_rows or not is_one_bmm:
+        term_without_weight = term._replace(weight=None)
+        return add_up([term_without_weight], heads, length)
+    matrix = torch.bmm(parameter_1.tensor, parameter_2.tensor.transpose(1, 2))
+    return Whole(matrix, rows=parameter_1.rows, columns=parameter_2.rows)
 
 
 # ---- views of larger tensors
@@ -340,8 +362,13 @@ def multiply_parameters(term: Product, heads: int, length: int) -> Whole:
 def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
     """Returns whether the kernels may read the tensor `base` in place of tensors that may be views of it.
 
-    The kernels then compute the gradient of `base`, and none for the views. So autograd must do nothing else with the
-    views than to add their gradients to that of `base`.
+    The kernels then give a gradient to `base`, but none to the views. This is right for a view such as ``base[:, :5]``,
+    whose gradient autograd adds to the gradient of `base`. It is wrong for other views:
+
+    - ``base.view(torch.int16)`` has other numbers than `base`.
+    - ``base.detach()`` gives no gradient to `base`.
+    - ``base.detach().requires_grad_()`` gets a gradient of its own. It is a leaf: no operation of autograd made it.
+    - A view with a hook, or after ``view.retain_grad()``, needs its gradient for something else, too.
     """
     if not base.is_contiguous():
         return False
@@ -349,65 +376,71 @@ def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
     requires_grad = base.requires_grad
     for view in views:
         if view._base is not base or view.dtype != dtype:
-            return False  # a view of another tensor, or of the same memory as another type
+            return False
         if view.requires_grad != requires_grad:
-            return False  # made by ``base.detach()``, or without gradients
-        if requires_grad and view.is_leaf:
-            return False  # made by ``base.detach().requires_grad_()``; it gets a gradient of its own
+            return False
+        is_detached = requires_grad and view.is_leaf
+        if is_detached:
+            return False
         if view._backward_hooks or view.retains_grad:
-            return False  # after ``view.register_hook(...)`` or ``view.retain_grad()``
+            return False
     return True
 
 
 def pack(parts: list[Tensor]) -> Tensor:
     """Returns a contiguous tensor (T, B, features) in which the parts of each token lie side by side.
 
-    The joint projection of a layer computes such a tensor, and queries, keys and values are views of it. Then this
-    tensor is returned, and nothing is copied.
+    A layer computes queries, keys and values by one projection, whose result is such a tensor. They are views of it.
+    Then this result is returned, and nothing is copied. In all other cases, the parts are copied.
 
     Args:
         parts: Either [values] or [queries, keys, values]. The values are (B, H, T, d_h). Queries and keys are
             (B or 1, H or 1, T, d), and are expanded and cast to the type of the values.
     """
     value = parts[-1]
-    joint_projection = value._base  # the tensor that the values are a view of, or None
-    if joint_projection is not None and are_side_by_side(parts, joint_projection):
-        return joint_projection
+    projection = value._base  # torch's name for the tensor that the values are a view of; None if they are no view
+    if projection is not None and are_side_by_side(parts, projection):
+        return projection
     bsz, heads, _, _ = value.size()
     parts_by_token = []
     for part in parts:
         expanded = part.to(value.dtype).expand(bsz, heads, -1, -1)  # (B, H, T, d)
         by_token = expanded.permute(2, 0, 1, 3)  # (T, B, H, d)
         parts_by_token.append(by_token.flatten(2))  # (T, B, H d)
-    if len(parts_by_token) > 1:
-        return torch.cat(parts_by_token, dim=2)
-    (values_by_token,) = parts_by_token
-    return values_by_token.contiguous()  # `flatten` may have copied them already
+    if len(parts_by_token) == 1:
+        (values_by_token,) = parts_by_token
+        return values_by_token.contiguous()
+    return torch.cat(parts_by_token, dim=2)
 
 
 def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
     """Returns whether parts (B, H, T, d) are views of `base` (T, B, features), and lie in it as `pack` would put them.
 
-    The features of a token are then those of the first part, head by head, and then those of the next part. With two
-    heads of 4 features, for example, the 24 features of a token are
+    With two heads of 4 features, for example, the 24 features of a token have to be
 
         query 0 | query 1 | key 0 | key 1 | value 0 | value 1
 
-    The queries begin at 0, the keys at 8 and the values at 16. The stride of a dimension says how far apart two
-    neighbours in it are: two heads are 4 numbers apart, two sentences 24, and two tokens of a sentence B times 24.
+    The queries begin at 0, the keys at 8 and the values at 16. The stride of a dimension is the number of places from
+    one of its elements to the next. `base` has the tokens of all sentences in the order
+
+        token 0 of sentence 0 | token 0 of sentence 1 | ... | token 1 of sentence 0 | ...
+
+    With 3 sentences, the next sentence is 24 places away, the next head 4 places, the next token of the same sentence
+    3 * 24 = 72 places, and the next feature 1 place. So the strides of each part are (24, 4, 72, 1).
     """
-    bsz, heads, length, _ = parts[-1].size()  # of the values, as no dimension of theirs is expanded
+    value = parts[-1]  # the last part has all sentences and heads; the others may have one that stands for all
+    bsz, heads, length, _ = value.size()
     num_features = base.numel() // (length * bsz)
+    sentence_stride = num_features
+    token_stride = bsz * num_features
     begin_of_base = base.storage_offset()
     expected_begin = 0
     for part in parts:
-        width = part.size(3)
+        head_stride = part.size(3)  # d
         begin = part.storage_offset() - begin_of_base
-        # for sentences, heads, tokens and features
-        expected_strides = (num_features, width, bsz * num_features, 1)
-        if begin != expected_begin or part.stride() != expected_strides:
+        if begin != expected_begin or part.stride() != (sentence_stride, head_stride, token_stride, 1):
             return False
-        expected_begin += heads * width
+        expected_begin += heads * head_stride
     all_features_are_used = expected_begin == num_features
     return all_features_are_used and can_replace_views(base, parts)
 
@@ -443,24 +476,31 @@ def repeat_left_factor(outer: Outer, length: int) -> Outer:
 
 
 def read_whole(x: Tensor, heads: int) -> Whole:
-    """Returns the parameter that x is the beginning of, or a copy of x if it is no beginning of a parameter.
+    """Returns a tensor in which the kernels find x as the first rows and columns of each head.
 
-    For example, x may be the first 5 rows of each head of a parameter (H, 256, k), as a view (1, H, 5, k). The kernels
-    read these rows in the parameter, so that nothing is copied, and the gradient is that of the parameter. A parameter
-    of size (H, columns) is read as one with a single row for each head.
+    - Usually x is a part of a parameter, such as the first 5 rows of a parameter (H, 256, k), as a view (1, H, 5, k).
+      Then the whole parameter is returned. Nothing is copied, and the kernels compute the gradient of the parameter. A
+      parameter (H, columns) has a single row for each head.
+    - In all other cases, a copy of x is returned.
 
     Args:
-        x: (1, H, n, m), or (1, 1, n, m) if all heads share it. Then it is copied for each head, as the kernels read it.
+        x: (1, H, n, m), or (1, 1, n, m) if all heads share it. Then the copy has it H times.
         heads: H.
     """
-    base = x._base  # the tensor that x is a view of, or None
-    if base is None or base.dim() not in (2, 3):
+    parameter = x._base  # torch's name for the tensor that x is a view of; None if x is no view
+    if parameter is None:
         return copy_whole(x, heads)
-    columns = base.size(-1)
-    rows = base.size(1) if base.dim() == 3 else 1
-    have_all_heads = x.size(1) == heads and base.size(0) == heads
-    if have_all_heads and is_beginning(x, base, rows, columns) and can_replace_views(base, [x]):
-        return Whole(base, rows, columns)
+    sizes = parameter.size()
+    if len(sizes) == 3:
+        num_heads, rows, columns = sizes
+    elif len(sizes) == 2:
+        num_heads, columns = sizes
+        rows = 1
+    else:
+        return copy_whole(x, heads)
+    have_all_heads = x.size(1) == heads and num_heads == heads
+    if have_all_heads and is_beginning(x, parameter, rows, columns) and can_replace_views(parameter, [x]):
+        return Whole(parameter, rows, columns)
     return copy_whole(x, heads)
 
 
@@ -483,29 +523,34 @@ def copy_whole(x: Tensor, heads: int) -> Whole:
 
 
 def read_distances(values: Tensor, heads: int, length: int) -> Whole:
-    """Returns the parameter with values by distance that `values` is the middle of, or a copy of `values`.
+    """Returns values by distance, in the middle of which the kernels find those that a sentence needs.
 
-    The parameter has a value for each distance from -m to m, (H, 2 m + 1). A sentence of T tokens needs the distances
-    from -(T - 1) to T - 1. With m = 3 and T = 2, the parameter has values for the distances
+    A sentence of T tokens needs the distances from -(T - 1) to T - 1. A parameter (H, 2 m + 1) has a value for each
+    distance from -m to m. With m = 3 and T = 2, the sentence needs the three values in brackets:
 
         -3 -2 [-1 0 1] 2 3
 
-    and the sentence needs those in brackets, which begin at index ``m - (T - 1) = 2``. The kernels read them in the
-    parameter.
+    They begin 2 places after the parameter, and the same 3 values of the next head follow 7 places later. If `values`
+    lie like that in a parameter, the whole parameter is returned, and nothing is copied. If not, a copy of `values` is
+    returned, which are the middle of themselves.
 
     Args:
-        values: The values of the sentence, (1, H, 1, 2 T - 1).
+        values: The values of the sentence, (1, H or 1, 1, 2 T - 1).
         heads: H.
         length: T.
     """
-    base = values._base  # the tensor that they are a view of, or None
-    if base is not None and base.dim() == 2 and base.size(0) == heads and values.size(1) == heads:
-        num_distances = base.size(1)  # 2 m + 1
+    parameter = values._base  # torch's name for the tensor that they are a view of; None if they are no view
+    if parameter is not None and parameter.dim() == 2:
+        num_heads, num_distances = parameter.size()
         largest_distance = num_distances // 2  # m
-        begin = values.storage_offset() - base.storage_offset()
-        is_middle = begin == largest_distance - (length - 1) and values.stride(1) == num_distances
-        if is_middle and can_replace_views(base, [values]):
-            return Whole(base, rows=1, columns=num_distances, is_by_distance=True)
+        # Where the values are in memory: how many places after the parameter, and how many places from head to head.
+        begin = values.storage_offset() - parameter.storage_offset()
+        _, head_stride, _, distance_stride = values.stride()
+        have_all_heads = num_heads == heads and values.size(1) == heads
+        are_middle_of_first_head = begin == largest_distance - (length - 1) and distance_stride == 1
+        are_middle = have_all_heads and are_middle_of_first_head and head_stride == num_distances
+        if are_middle and can_replace_views(parameter, [values]):
+            return Whole(parameter, rows=1, columns=num_distances, is_by_distance=True)
     values_by_head = values[0, :, 0].expand(heads, -1).contiguous()  # (H, 2 T - 1)
     return Whole(values_by_head, rows=1, columns=values_by_head.size(1), is_by_distance=True)
 
@@ -514,28 +559,29 @@ def read_distances(values: Tensor, heads: int, length: int) -> Whole:
 
 
 def read_weights(summands: Summands, heads: int) -> Weights:
-    """Returns the weights of a mixture as one tensor (M, H).
+    """Returns the weights of a mixture as one tensor (M, H), and the number of the row for each summand.
 
-    A mixture makes its weights as views of the rows of one tensor. Then this tensor is returned, and nothing is copied.
-    Other weights are joined to a new tensor.
+    The weights of a mixture are usually rows of one tensor. Then this tensor is returned, and nothing is copied. Other
+    weights are joined to a new tensor, in the order of their summands. If ``dense`` and ``matrix`` have weights, their
+    rows are 0 and 1, and the other rows of `WeightRows` are -1.
 
     Args:
         summands: The terms with their weights.
         heads: H.
     """
-    weights = find_weights(summands)
-    if not weights:
+    weights_by_summand = find_weights(summands)
+    if not weights_by_summand:
         return NO_WEIGHTS
-    rows_of_one_tensor = find_rows(weights, heads)
-    if rows_of_one_tensor is not None:
-        return rows_of_one_tensor
-    joined = torch.cat([weight.reshape(1, heads) for weight in weights.values()])
-    row_numbers = {summand: row_number for row_number, summand in enumerate(weights)}
-    return Weights(joined, WeightRows(**row_numbers), num_rows=len(weights))
+    weights_in_one_tensor = find_tensor_of_weights(weights_by_summand, heads)
+    if weights_in_one_tensor is not None:
+        return weights_in_one_tensor
+    joined = torch.cat([weight.reshape(1, heads) for weight in weights_by_summand.values()])
+    row_numbers = {summand: row_number for row_number, summand in enumerate(weights_by_summand)}
+    return Weights(joined, WeightRows(**row_numbers), num_rows=len(weights_by_summand))
 
 
 def find_weights(summands: Summands) -> dict[str, Tensor]:
-    """Returns {summand: its weight, (1, H, 1, 1)} for the summands that have a weight."""
+    """Returns {summand: its weight, (1, H, 1, 1)} for the summands that consist of one term with a weight."""
     terms_by_summand: dict[str, Sequence[Term]] = {
         "product": summands.product,
         "dense": summands.dense,
@@ -545,8 +591,8 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
     }
     weights: dict[str, Tensor] = {}
     for summand, terms in terms_by_summand.items():
-        # Only `matrix` may have several terms. They have no weight here, because `read_matrix` has multiplied each of
-        # them by its own.
+        # Most summands have one term or none. Only `matrix` may have several, and `read_matrix` multiplies each of them
+        # by its weight, so that the sum has none.
         if len(terms) == 1:
             weight = terms[0].weight
             if weight is not None:
@@ -554,30 +600,33 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
     return weights
 
 
-def find_rows(weights: dict[str, Tensor], heads: int) -> Weights | None:
+def find_tensor_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> Weights | None:
     """Returns the tensor (M, H) that all weights are rows of, or None if there is no such tensor.
 
-    For example, a tensor of 3 rows for 4 heads has 12 numbers. Its rows begin at 0, 4 and 8. A weight that begins at 8
-    is row 2.
+    For example, a tensor of 3 rows for 4 heads has 12 numbers, side by side. Its rows begin at the places 0, 4 and 8. A
+    weight that begins at place 8 is row 2, if its numbers lie side by side, too.
 
     Args:
-        weights: {summand: its weight, (1, H, 1, 1)}; at least one.
+        weights_by_summand: {summand: its weight, (1, H, 1, 1)}; at least one.
         heads: H.
     """
-    first_weight, *_ = weights.values()
-    base = first_weight._base  # the tensor that the weight is a view of, or None
-    if base is None or base.dim() != 2 or base.size(1) != heads:
+    weights = list(weights_by_summand.values())
+    tensor = weights[0]._base  # torch's name for the tensor that a weight is a view of; None if it is no view
+    if tensor is None or tensor.dim() != 2 or tensor.size(1) != heads:
         return None
-    if not can_replace_views(base, list(weights.values())):
-        return None
+    if not can_replace_views(tensor, weights):
+        return None  # some weight is a view of another tensor, or has a gradient of its own
+    begin_of_tensor = tensor.storage_offset()
     row_numbers: dict[str, int] = {}
-    for summand, weight in weights.items():
-        begin = weight.storage_offset() - base.storage_offset()
-        is_row = begin % heads == 0 and weight.stride(1) == 1
-        if not is_row:
+    for summand, weight in weights_by_summand.items():
+        begin = weight.storage_offset() - begin_of_tensor
+        begins_a_row = begin % heads == 0
+        lies_side_by_side = weight.stride(1) == 1
+        if not begins_a_row or not lies_side_by_side:
             return None
         row_numbers[summand] = begin // heads
-    return Weights(base, WeightRows(**row_numbers), num_rows=base.size(0))
+    # A summand without a weight is not in `row_numbers`. Its row is -1.
+    return Weights(tensor, WeightRows(**row_numbers), num_rows=tensor.size(0))
 
 
 # ---- addresses
