@@ -95,14 +95,20 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
 def length_hint(text: str) -> str:
     """Returns a hint on ``--synth-max-length`` to add to a message of fairseq about a sentence that is too long.
 
-    There is a hint for each limit in the message that is also in `known_limits`, the limits of the Synthesizers that
-    this process has built. Without such a limit, the result is empty.
-
     Args:
-        text: the message, such as "… max_positions=24 …".
+        text: the message, such as "… max_positions=24 …". The result is empty if its limit is that of no Synthesizer.
+    """
+    return hint_on_limits(limits_in_message(text))
+
+
+def hint_on_limits(limits: set[int]) -> str:
+    """Returns a hint on ``--synth-max-length`` for a message about a sentence that is longer than one of these limits.
+
+    There is a hint for each limit that is also in `known_limits`, the limits of the Synthesizers that this process has
+    built. Without such a limit, the result is empty.
     """
     hints = ""
-    limits_of_synthesizers = limits_in_message(text) & known_limits
+    limits_of_synthesizers = limits & known_limits
     for length in sorted(limits_of_synthesizers):
         hints += (
             f"; {length} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a "

@@ -6,7 +6,7 @@ from typing import Any
 
 import fairseq.options
 
-from .repairs import Place, always_needed, register_replacement
+from .repairs import always_needed, repair
 
 FlagFunction = Callable[[argparse.Namespace], None]
 
@@ -28,12 +28,13 @@ def repair_parsed_flags(
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
-    parsing_function = Place(fairseq.options, "parse_args_and_arch")
+    register_parser = repair(
+        "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
+    )
 
     def register(repair_flags: FlagFunction) -> FlagFunction:
-        """Registers a replacement of fairseq's parser that calls `repair_flags`; returns `repair_flags` unchanged."""
-        replacement = call_after_parsing(repair_flags)
-        register_replacement(replacement, (parsing_function,), symptom=symptom, versions=versions, is_needed=is_needed)
+        """Registers a repair of fairseq's parser that calls `repair_flags`; returns `repair_flags` unchanged."""
+        register_parser(call_after_parsing(repair_flags))
         return repair_flags
 
     return register

@@ -213,32 +213,36 @@ def repair_names(function: Callable[..., Any]) -> tuple[str, ...]:
     return names
 
 
-def add_repair_name(replacement: Callable[..., Any], name: str) -> None:
-    """Adds the name of a repair to the names that a replacement has already, so that `repair_names` returns it too."""
-    setattr(replacement, MARK, (*repair_names(replacement), name))
+def set_repair_names(replacement: Callable[..., Any], names: tuple[str, ...]) -> None:
+    """Marks a function as the replacement that these repairs have made, for `repair_names`."""
+    setattr(replacement, MARK, names)
 
 
 def replace(place: Place, function: Callable[..., Any]) -> bool:
     """Replaces a function of fairseq by `function`, which gets the original as an additional first argument.
 
-    Several repairs may replace the same function, one after another. For example, `check_best_metric` replaces
-    ``load_checkpoint``, and then `resume_patience` replaces this replacement, which is its original. `repair_names` of
-    the result are ("check_best_metric", "resume_patience").
+    Several repairs may replace the same function, one after another. Then the original of a later repair is the
+    replacement that the earlier one has made. For example, two repairs of ``load_checkpoint`` give a function whose
+    `repair_names` are ("check_best_metric", "resume_patience").
 
-    A repair whose name is already among them is not made again. So nothing is replaced twice if this package is
-    reloaded, or loaded a second time under another name.
+    A repair is not made a second time, for example if this package is reloaded or loaded under another name.
+
+    Args:
+        place: where the function of fairseq is.
+        function: the repair; its name is the name of the repair.
 
     Returns:
-        True if the function was replaced now, False if it had been replaced before.
+        True if the function was replaced now, False if this repair had been made before.
     """
     original = place.function()
-    if function.__name__ in repair_names(original):
+    earlier_repairs = repair_names(original)
+    if function.__name__ in earlier_repairs:
         return False
 
-    @functools.wraps(original)  # This also copies the names of earlier repairs.
+    @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    add_repair_name(replacement, function.__name__)
+    set_repair_names(replacement, (*earlier_repairs, function.__name__))
     place.set_function(replacement)
     return True

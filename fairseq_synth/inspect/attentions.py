@@ -108,25 +108,20 @@ class Attention(NamedTuple):
 
     @torch.no_grad()
     def logits_without_input(self, length: int) -> Tensor | None:
-        """Returns the logits (H, T, T) for `length` tokens, or None if they depend on the words.
-
-        To find this out, the logits are computed for two sentences whose features are all 0. `join_logits` returns the
-        logits of both sentences, (2, H, T, T), if some function depends on the input. Otherwise it returns logits for
-        any sentence, (1, H, T, T).
-        """
+        """Returns the logits (H, T, T) for T = `length` tokens, or None if they depend on the words."""
         if not is_synthetic(self.module):
             return None  # fairseq's attention, whose logits are dot products of queries and keys
         has_queries = self.module.q_proj is not None
         if has_queries:
             return None  # at least one function of this attention computes dot products, too
+        # The logits are computed for two sentences, whose features are all 0. If some function reads the features,
+        # `join_logits` returns logits for each sentence. Otherwise it returns them once, for all sentences.
+        num_sentences = 2
         any_parameter = next(self.module.parameters())
-        two_sentences = any_parameter.new_zeros(length, 2, self.module.embed_dim)  # (T, B, C)
-        inputs = Inputs(x=two_sentences, q=None, k=None, start=0, src_len=length)
-        logits = join_logits(self.module, inputs)
-        depends_on_input = logits.size(0) == 2
-        if depends_on_input:
-            return None
-        return logits[0]
+        features = any_parameter.new_zeros(length, num_sentences, self.module.embed_dim)  # (T, B, C)
+        logits = join_logits(self.module, Inputs(x=features, q=None, k=None, start=0, src_len=length))
+        is_same_for_all_sentences = logits.size(0) == 1  # (1, H, T, T), not (2, H, T, T)
+        return logits[0] if is_same_for_all_sentences else None
 
 
 def join_alpha(mixtures: Sequence[Any], num_heads: int) -> dict[str, list[float]]:
@@ -252,7 +247,7 @@ def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:
     length = inputs.src_len
     logits_of_groups = [logits.total(length) for logits in module.synthesizer(inputs)]
     # Logits that do not depend on the input have a batch size of 1. If those of another group have a batch size of B,
-    # they are repeated B times, so that torch can join them.
+    # they are repeated B times, so that torch can join them. Logits that all heads of a group share are repeated, too.
     bsz = max(logits.size(0) for logits in logits_of_groups)
     repeated = []
     for logits, num_heads in zip(logits_of_groups, module.heads_of_groups()):

@@ -6,6 +6,7 @@ Pictures for pages are 7 inches wide, which is 840 pixels. Letters of 6 points a
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,10 +121,9 @@ class Picture(NamedTuple):
             gridspec_kw={"height_ratios": self.row_heights or equal_heights},
         )
         if self.margins is not None:
-            figure.subplots_adjust(**self.layout(self.margins))
-        num_unused_places = num_rows * self.columns - len(self.panels)  # at the end of the last row
-        panel_by_place = [*self.panels, *[None] * num_unused_places]
-        for axes, panel in zip(axes_grid.flat, panel_by_place):
+            figure.subplots_adjust(**self.panel_edges(self.margins), **self.panel_spaces(self.margins))
+        # The places at the end of the last row may have no panel.
+        for axes, panel in itertools.zip_longest(axes_grid.flat, self.panels):
             if panel is None:
                 axes.axis("off")
             else:
@@ -140,21 +140,34 @@ class Picture(NamedTuple):
             height += TITLE_HEIGHT
         return width, height
 
-    def layout(self, margins: Margins) -> dict[str, float]:
-        """Returns white space in inches as arguments of matplotlib's ``subplots_adjust``, which takes it relatively."""
-        if self.title:
-            margins = margins._replace(top=margins.top + TITLE_HEIGHT)
+    def panel_edges(self, margins: Margins) -> dict[str, float]:
+        """Returns the edges of the area of all panels, as ``subplots_adjust`` of matplotlib takes them.
+
+        They are shares of the picture's width or height. For example, a left margin of 0.7 inches in a picture that is
+        7 inches wide gives {"left": 0.1}. The lower left corner of the picture is at 0, its upper right corner at 1.
+        """
         width, height = self.full_size()
+        top_margin = margins.top
+        if self.title:
+            top_margin += TITLE_HEIGHT
+        return {
+            "left": margins.left / width,
+            "right": 1 - margins.right / width,
+            "bottom": margins.bottom / height,
+            "top": 1 - top_margin / height,
+        }
+
+    def panel_spaces(self, margins: Margins) -> dict[str, float]:
+        """Returns the space between panels, as ``subplots_adjust`` of matplotlib takes it.
+
+        It is relative to the mean size of a panel. For example, 0.1 inches between columns of panels that are 2 inches
+        wide give {"wspace": 0.05}.
+        """
+        width, height = self.size
         num_rows = self.num_rows()
         panel_width = margins.width_left_for_panels(width, self.columns) / self.columns
         mean_panel_height = margins.height_left_for_panels(height, num_rows) / num_rows
         return {
-            # The four edges of the area of the panels, from 0 at the picture's lower left corner to 1.
-            "left": margins.left / width,
-            "right": 1 - margins.right / width,
-            "bottom": margins.bottom / height,
-            "top": 1 - margins.top / height,
-            # The space between panels, relative to the mean width and height of a panel.
             "wspace": margins.between_columns / panel_width,
             "hspace": margins.between_rows / mean_panel_height,
         }

@@ -47,7 +47,7 @@ def without_fast_paths(model: nn.Module) -> Iterator[None]:
     """
     changed: list[tuple[nn.Module, str, Any]] = []  # a module, an attribute, and the value that it had
     for module in model.modules():
-        attributes = vars(module)
+        attributes = vars(module)  # those that the module has itself, and not its class
         for name, value_without_fast_path in VALUES_WITHOUT_FAST_PATH.items():
             if name in attributes:
                 changed.append((module, name, attributes[name]))

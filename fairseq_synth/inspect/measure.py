@@ -78,27 +78,39 @@ def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
 def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_SHARES) -> Tensor:
     """Returns for each head the sum of its largest singular values, divided by the sum of all its singular values.
 
-    For example, a head of 4 rows and columns has the singular values 4, 3, 2 and 1, whose sum is 10. The share 0.5
-    stands for the 2 largest, so its result is (4 + 3) / 10 = 0.7. The share 0.6 stands for the 2.4 largest. Its result
-    is interpolated between 0.7 for the 2 largest and 0.9 for the 3 largest, and is 0.78.
+    How many of the values are summed is given as a share. For example, the share 0.5 of 4 singular values stands for
+    the 2 largest. The share 0.6 stands for the 2.4 largest: the result is interpolated between those for 2 and for 3.
 
     Args:
-        weights: (H, T, S).
-        shares: n shares of the min(T, S) singular values.
+        weights: (H, T, S), with min(T, S) singular values for each head.
+        shares: n shares, from 0 to 1.
 
     Returns:
         (H, n).
     """
+    relative_sums = sums_of_largest_singular_values(weights)  # (H, min(T, S) + 1): column k is for the k largest
+    num_values = relative_sums.size(-1) - 1
+    counts = torch.tensor(shares, device=weights.device) * num_values
+    return interpolate_columns(relative_sums, places=counts)
+
+
+def sums_of_largest_singular_values(weights: Tensor) -> Tensor:
+    """Returns for each head the sums of its 0, 1, 2, ... largest singular values, divided by the sum of all of them.
+
+    For example, a head with the singular values 4, 3, 2 and 1 has the sums 0, 4, 7, 9 and 10. They are divided by 10,
+    so the result is [0, 0.4, 0.7, 0.9, 1].
+
+    Args:
+        weights: (H, T, S).
+
+    Returns:
+        (H, min(T, S) + 1).
+    """
     singular_values = torch.linalg.svdvals(weights.float())  # (H, min(T, S)), the largest first
-    num_heads, num_values = singular_values.shape
-    # The sums of the 0, 1, 2, ... largest values, (H, min(T, S) + 1). In the example, these are 0, 4, 7, 9 and 10.
-    sum_of_none = singular_values.new_zeros(num_heads, 1)
+    sum_of_none = singular_values.new_zeros(len(weights), 1)
     sums_of_largest = torch.cat([sum_of_none, singular_values.cumsum(dim=-1)], dim=-1)
     sum_of_all = sums_of_largest[:, -1:].clamp(min=SMALLEST_NORM)  # (H, 1), not 0, because it divides
-    relative_sums = sums_of_largest / sum_of_all  # in the example, 0, 0.4, 0.7, 0.9 and 1
-    # How many singular values each share stands for: in the example, 2.4 for the share 0.6.
-    counts = torch.tensor(shares, device=weights.device) * num_values
-    return interpolate_columns(relative_sums, counts)
+    return sums_of_largest / sum_of_all
 
 
 def interpolate_columns(matrix: Tensor, places: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Runs forward passes over data, and returns what the attentions compute in them, or the loss."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,29 +35,33 @@ def padding_index(loaded: Loaded) -> int:
 
 
 @torch.no_grad()
-def read_sentences(model: nn.Module, batch: Batch, pad: int, on_sentence: Callable[[SentenceReading], None]) -> None:
-    """Runs a model on a batch, and passes the logits of every attention and sentence to a function.
+def read_sentences(model: nn.Module, batch: Batch, pad: int) -> list[SentenceReading]:
+    """Runs a model on a batch, and returns what each attention has computed for each sentence.
 
     Args:
         model: the model, in eval mode.
         batch: its sentences are padded on the right.
         pad: the index of padding.
-        on_sentence: the function. It is called for each sentence of each attention: first for all sentences of one
-            attention, then for those of the next.
+
+    Returns:
+        First all sentences of one attention, then all sentences of the next, and so on.
     """
-    readings: list[AttentionReading] = []  # one for each attention
-    with reading_logits(model, on_logits=readings.append):
+    readings_of_batch: list[AttentionReading] = []  # one for each attention
+    with reading_logits(model, on_logits=readings_of_batch.append):
         model(**batch["net_input"])
-    for reading in readings:
+    result = []
+    for reading in readings_of_batch:
         attention = reading.attention
-        # The rows of the logits are for the tokens of the attention's own stack, encoder or decoder. The columns are
-        # for the tokens that it looks at, which are those of the encoder in cross-attention.
-        column_stack = "encoder" if attention.kind == "cross" else attention.stack
-        row_counts = count_tokens(batch, attention.stack, pad)
-        column_counts = count_tokens(batch, column_stack, pad)
-        for batch_row, (num_rows, num_columns) in enumerate(zip(row_counts, column_counts)):
+        # The queries are the tokens of the attention's own stack. The keys of cross-attention are the encoder's tokens.
+        key_stack = "encoder" if attention.kind == "cross" else attention.stack
+        query_counts = count_tokens(batch, attention.stack, pad)  # one for each sentence
+        key_counts = count_tokens(batch, key_stack, pad)
+        for batch_row in range(len(query_counts)):
+            num_rows = query_counts[batch_row]  # T
+            num_columns = key_counts[batch_row]  # S
             logits_of_sentence = reading.logits[batch_row, :, :num_rows, :num_columns]  # (H, T, S), without padding
-            on_sentence(SentenceReading(attention, batch_row, logits_of_sentence, reading.causal))
+            result.append(SentenceReading(attention, batch_row, logits_of_sentence, reading.causal))
+    return result
 
 
 def count_tokens(batch: Batch, stack: str, pad: int) -> list[int]:

@@ -11,7 +11,6 @@ from torch import Tensor
 FIT_STEPS = 200  # at most; the fit converges much earlier
 FIT_TOLERANCE = 1e-4  # relative change of a score at which the fit ends
 SMALLEST_SCORE = 1e-6  # relative to the largest of a row: a weight of 0 gets a finite logit
-SMALLEST_SUM = 1e-30  # so that nothing is divided by 0
 
 
 class MeanByPosition:
@@ -135,9 +134,10 @@ def fit_by_distance(total: Tensor, sentences_of_length: Tensor, causal: bool) ->
         causal: True if row i sees no column after i.
     """
     logits = most_likely_logits(total, sentences_of_length, causal, by_distance=True)  # (H, T, T)
-    # The first column has the distances j - i = 0, -1, ... 1 - T, and the first row has 0, 1, ... T - 1.
+    # The first column has the distances j - i = 0, -1, ... 1 - T, and the first row has 0, 1, ... T - 1. For example,
+    # [[5, 6, 7], [4, 5, 6], [3, 4, 5]] has [3, 4] for the negative distances and [5, 6, 7] for the others.
     negative_distances = logits[:, 1:, 0].flip(-1)  # from 1 - T to -1
-    other_distances = logits[:, 0, :]
+    other_distances = logits[:, 0, :]  # from 0 to T - 1
     by_distance = torch.cat([negative_distances, other_distances], dim=-1)
     return centre(by_distance)
 
@@ -174,8 +174,8 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool,
     """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
     The fit works on scores, which are exp(logits). So an attention weight is its score divided by the sum of its row.
-    All scores begin as 1. Each step of `improve_scores` makes the observed weights more likely, until the scores hardly
-    change any more.
+    All scores begin as 1. Each step of `improve_scores` makes the observed weights more likely. The fit ends when no
+    score changes by more than `FIT_TOLERANCE`, relative to its size.
 
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
@@ -186,14 +186,19 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool,
     Returns:
         (H, T, T), -inf where a row does not see a column.
     """
-    visible = visible_cells(total.size(-1), causal)
-    observed = sum_diagonals(total) if by_distance else total
-    scores = torch.ones_like(total) * visible
+    visible = visible_cells(total.size(-1), causal)  # (T, T)
+    if by_distance:
+        observed = sum_diagonals(total)  # (H, T, T), with the sum of its diagonal in each cell
+    else:
+        observed = total
+    scores = torch.ones_like(total) * visible  # (H, T, T)
     for _ in range(FIT_STEPS):
         earlier_scores = scores
-        scores = improve_scores(scores, observed, sentences_of_length, visible, by_distance)
-        has_hardly_changed = (scores - earlier_scores).abs() <= FIT_TOLERANCE * earlier_scores
-        if bool(has_hardly_changed.all()):
+        scores = improve_scores(earlier_scores, observed, sentences_of_length, visible, by_distance)
+        changes = (scores - earlier_scores).abs()
+        largest_changes = FIT_TOLERANCE * earlier_scores
+        # A cell that a row does not see has the score 0 before and after each step, so it changes by 0 <= 0.
+        if bool((changes <= largest_changes).all()):
             break
     return scores.log()
 
@@ -210,25 +215,28 @@ def improve_scores(
 
     The step computes for each cell
 
-        new score = (observed weight) / (sum over all sentences of 1 / (sum of the cell's row))
+        new score = observed / expected
+        observed: the sum over all sentences of (the cell's attention weight)
+        expected: the sum over all sentences of 1 / (the sum of scores in the cell's row)
 
-    If all cells of a diagonal have the same score, both parts of the fraction are summed over the diagonal.
+    If all cells of a diagonal have the same score, `observed` and `expected` are both summed over the diagonal.
 
     This is the step of Hunter 2004 (MM algorithms for generalized Bradley-Terry models, section 5), which never makes
     the observed weights less likely.
 
     Args:
         scores: the scores before the step, (H, T, T), 0 where a row does not see a column.
-        observed: the observed weights (H, T, T), summed over all sentences and, with `by_distance`, over each diagonal.
+        observed: (H, T, T), 0 where a row does not see a column. With `by_distance`, it is summed over the diagonals.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         visible: (T, T), False where a row does not see a column.
         by_distance: whether all cells of a diagonal have the same score.
     """
-    denominators = sum_inverse_row_sums(scores, sentences_of_length) * visible
+    expected = sum_inverse_row_sums(scores, sentences_of_length)  # (H, T, T), never 0
     if by_distance:
-        denominators = sum_diagonals(denominators)
-    new_scores = observed / denominators.clamp(min=SMALLEST_SUM)
-    return limit_scores(new_scores, by_distance) * visible
+        expected = sum_diagonals(expected)
+    new_scores = observed / expected
+    limited_scores = limit_scores(new_scores, by_distance)  # no score is 0 now
+    return limited_scores * visible
 
 
 def limit_scores(scores: Tensor, by_distance: bool) -> Tensor:
@@ -256,24 +264,24 @@ def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
     In a sentence of n tokens, the sum of row i is scores[i, 0] + ... + scores[i, n - 1].
 
     For example, 3 sentences have one token, 5 sentences have two tokens, and all scores are 1. Cell (0, 0) is in all
-    sentences, so its result is 3 / 1 + 5 / 2 = 5.5. The other three cells are only in the sentences of two tokens, so
-    their result is 5 / 2 = 2.5.
+    sentences, so its result is 3 / 1 + 5 / 2 = 5.5. The other cells are only in the sentences of two tokens, so their
+    result is 5 / 2 = 2.5. The steps below compute for rows 0 and 1:
+
+        row_sums          [1, 2]          [1, 2]
+        sums_by_length    [3 / 1, 5 / 2]  [0, 5 / 2]
+        result            [5.5, 2.5]      [2.5, 2.5]
 
     Args:
         scores: (H, T, T), 0 where a row does not see a column. Every row sees column 0, so that no sum is 0.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
     """
-    # In a sentence whose last position is k, row i has the sum row_sums[h, i, k]. In the example, these are [1, 2].
+    # Below, place n - 1 of the last dimension is for the sentences of n tokens.
     row_sums = scores.cumsum(dim=-1)
-    # The sum over all sentences whose last position is k. In the example, these are [3 / 1, 5 / 2].
-    sums_by_last_position = sentences_of_length / row_sums
-    # The sum over all sentences that have position k. In the example, these are [5.5, 2.5].
-    sums_by_position = reverse_cumsum(sums_by_last_position)
-    # Cell (i, j) with j >= i is in all sentences that have position j. Any other cell of row i is in all sentences that
-    # have position i, as the cell (i, i) on the diagonal is.
-    diagonal = sums_by_position.diagonal(dim1=1, dim2=2).unsqueeze(-1)  # (H, T, 1)
-    is_left_of_diagonal = torch.ones(scores.shape[1:], dtype=torch.bool).tril(-1)  # (T, T)
-    return torch.where(is_left_of_diagonal, diagonal, sums_by_position)
+    sums_by_length = sentences_of_length / row_sums
+    # Sentences of n tokens have only the rows 0 to n - 1. In all later rows, `triu` sets place n - 1 to 0.
+    sums_by_length = sums_by_length.triu()
+    # Column j is in the sentences of j + 1 and more tokens, so the result is the sum from place j to the end.
+    return reverse_cumsum(sums_by_length)
 
 
 def reverse_cumsum(values: Tensor) -> Tensor:

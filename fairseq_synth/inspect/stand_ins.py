@@ -92,23 +92,32 @@ def set_missing_languages(task_cfg: Any, data: Path) -> None:
 def set_up_task_on_made_up_words(cfg: Any, sizes: dict[str, int]) -> Any:
     """Returns the task of a checkpoint with dictionaries of made-up words, which are as large as its embeddings.
 
-    The task reads its dictionaries from files, and some tasks then add a symbol of their own, such as a mask. How many
-    symbols they add is known only once a task is set up. For example, an embedding has 100 tokens. A file with 100
-    entries gives a dictionary of 101. So the task is set up again with a file of 99 entries.
+    The task reads its dictionaries from files. Some tasks then add symbols of their own, such as a mask. How many they
+    add is known only after a task is set up, so it may have to be set up twice. For example, for an embedding of 100
+    tokens and a task that adds a mask:
+
+    1. A file with 100 entries gives a dictionary of 101 entries. So the task adds one symbol.
+    2. A file with 100 - 1 = 99 entries gives a dictionary of 100 entries.
 
     Args:
         cfg: the checkpoint's config. Its folder of data, and its languages if they are missing, are set here.
         sizes: {name of an embedding: number of tokens}, as `count_embeddings` returns it.
     """
-    if hasattr(cfg.task, "source_lang") and cfg.task.source_lang is None:
-        cfg.task.source_lang = "source"
-        cfg.task.target_lang = "target"
-    task = set_up_task_on_files_of_size(cfg, sizes)
-    num_added_symbols = count_added_symbols(task, sizes)
-    if not any(num_added_symbols.values()):
-        return task
+    make_up_missing_languages(cfg.task)
+    first_task = set_up_task_on_files_of_size(cfg, sizes)
+    num_added_symbols = count_added_symbols(first_task, sizes)
+    adds_symbols = any(num_added_symbols.values())
+    if not adds_symbols:
+        return first_task
     sizes_of_files = {embedding: size - num_added_symbols[embedding] for embedding, size in sizes.items()}
     return set_up_task_on_files_of_size(cfg, sizes_of_files)
+
+
+def make_up_missing_languages(task_cfg: Any) -> None:
+    """Sets both languages in the config of a task of translation, if it has no source language. Others have none."""
+    if hasattr(task_cfg, "source_lang") and task_cfg.source_lang is None:
+        task_cfg.source_lang = "source"
+        task_cfg.target_lang = "target"
 
 
 def set_up_task_on_files_of_size(cfg: Any, sizes: dict[str, int]) -> Any:

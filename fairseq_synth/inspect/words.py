@@ -98,7 +98,8 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = N
     pad = padding_index(loaded)
     average_attention = AverageAttention()
     for batch in progress(batches, "attention by position"):
-        read_sentences(loaded.model, batch, pad, on_sentence=average_attention.add)
+        for reading in read_sentences(loaded.model, batch, pad):
+            average_attention.add(reading)
     return Averages(
         constants=average_attention.fit(),
         length=average_attention.longest_sentence(),

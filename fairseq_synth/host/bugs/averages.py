@@ -23,11 +23,12 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
 
     With ``--store-ema``, fairseq keeps an exponential moving average of each weight. After each update, this method
     moves the average of each name in the model's state dict towards the weight. A tied weight has several names. For
-    example, ``--share-all-embeddings`` ties ``encoder.embed_tokens.weight`` and ``decoder.embed_tokens.weight``. They
-    also have the same average, which fairseq moves twice. The replacement leaves out the second name.
+    example, ``--share-all-embeddings`` ties ``encoder.embed_tokens.weight`` and ``decoder.embed_tokens.weight``.
+    Usually the averages of both names are the same tensor, which fairseq moves twice. The replacement leaves out the
+    second name.
 
-    With ``--ema-fp32`` and weights of 16 bits, fairseq keeps two averages for these two names. Then no name is left
-    out, because each average has to be moved.
+    With ``--ema-fp32`` and weights of 16 bits, the averages of both names are different tensors. Then
+    `find_repeated_names` returns neither name, and both averages are moved.
 
     Args:
         original: fairseq's method.
@@ -39,7 +40,8 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         averages = self.fp32_params
     else:
         averages = self.model.state_dict()
-    repeated_names = find_repeated_names(averages)  # in the example, {"decoder.embed_tokens.weight"}
+    # Names of an average that an earlier name has, too: {"decoder.embed_tokens.weight"} if both are the same tensor.
+    repeated_names = find_repeated_names(averages)
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
     stand_in_for_model = OnlyStateDict(weights)  # fairseq's method only reads its state dict
     original(self, stand_in_for_model, updates)
@@ -57,7 +59,7 @@ class OnlyStateDict:
 
 
 def find_repeated_names(state_dict: dict[str, Tensor]) -> set[str]:
-    """Returns all names of tensors except the first name of each tensor.
+    """Returns the names of all tensors that have an earlier name, too.
 
     Two names belong to the same tensor if the memory and the shape are the same.
     """
@@ -117,12 +119,13 @@ def checkpoints_have_averages() -> Iterator[None]:
     ``load_checkpoint_to_cpu`` is replaced until the end of the with statement.
     """
     original_load = fairseq.checkpoint_utils.load_checkpoint_to_cpu
+    key_of_averages = "ema"  # in the extra state of a checkpoint of fairseq
 
     def load_with_averages(*args: Any, **kwargs: Any) -> Any:
         checkpoint = original_load(*args, **kwargs)
         extra_state = checkpoint.get("extra_state")
-        if extra_state is not None and "ema" not in extra_state:
-            extra_state["ema"] = dict(checkpoint["model"])  # a new dictionary with the same tensors
+        if extra_state is not None and key_of_averages not in extra_state:
+            extra_state[key_of_averages] = dict(checkpoint["model"])  # a new dictionary with the same tensors
         return checkpoint
 
     fairseq.checkpoint_utils.load_checkpoint_to_cpu = load_with_averages

@@ -36,7 +36,7 @@ def resume_with_the_same_batches(
     """
     current_epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
     is_first_epoch = current_epoch == 1
-    if is_first_epoch or not forms_batches_once(self, dataset, arguments=kwargs):
+    if is_first_epoch or not forms_batches_of_later_epochs(self, dataset, arguments=kwargs):
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
     iterator = original(self, dataset, *args, **arguments_for_epoch_1)
@@ -46,10 +46,10 @@ def resume_with_the_same_batches(
     return iterator
 
 
-def forms_batches_once(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
-    """Returns whether a call of ``FairseqTask.get_batch_iterator`` forms the batches of all later epochs.
+def forms_batches_of_later_epochs(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
+    """Returns whether a call of ``FairseqTask.get_batch_iterator`` forms batches that all later epochs use, too.
 
-    There are two other cases: the task has these batches already, or every epoch forms batches of its own.
+    It does not if the task has such batches already, or if every epoch forms batches of its own.
 
     Args:
         task: the task that forms the batches.
@@ -59,13 +59,14 @@ def forms_batches_once(task: FairseqTask, dataset: Any, arguments: dict[str, Any
     has_batches_already = dataset in task.dataset_to_epoch_iter  # {data set: iterator over its batches}
     if has_batches_already:
         return False
-    # In these four cases, fairseq's method does not keep the batches for the next epoch.
+    # In each of these four cases, every epoch forms batches of its own.
     is_cache_disabled = bool(arguments.get("disable_iterator_cache"))  # such as for sharded data
     is_iterator_updated = bool(arguments.get("update_epoch_batch_itr"))
     task_flags = getattr(task, "cfg", None)  # an old task has none
     is_rebuilt = bool(getattr(task_flags, "rebuild_batches", False))
     is_never_reused = not task.can_reuse_epoch_itr(dataset)
-    return not (is_cache_disabled or is_iterator_updated or is_rebuilt or is_never_reused)
+    forms_batches_in_every_epoch = is_cache_disabled or is_iterator_updated or is_rebuilt or is_never_reused
+    return not forms_batches_in_every_epoch
 
 
 @repair(

@@ -78,11 +78,11 @@ def removed_on_error(path: str) -> Iterator[None]:
 def number_checkpoints_at_epoch_ends(
     original: Callable[..., Any], cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any
 ) -> Any:
-    """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): no numbered checkpoint is missing.
+    """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): also writes checkpoints at ends of epochs.
 
     With ``--save-interval-updates N``, fairseq writes checkpoint_EPOCH_UPDATES.pt every N updates. If an epoch ends
-    with such an update, fairseq chooses the name checkpointEPOCH.pt instead. With ``--no-epoch-checkpoints``, it does
-    not write a file of this name, so the checkpoint of this update is missing.
+    with such an update, fairseq chooses the name checkpointEPOCH.pt instead. With ``--no-epoch-checkpoints``, it writes
+    no file of this name, so the checkpoint is missing. The replacement tells fairseq that the epoch has not ended.
 
     Args:
         original: fairseq's function.
@@ -92,7 +92,6 @@ def number_checkpoints_at_epoch_ends(
         val_loss: the validation loss, or None.
     """
     if cfg.no_epoch_checkpoints:
-        # fairseq then thinks that the epoch has not ended, and writes checkpoint_EPOCH_UPDATES.pt.
         epoch_itr = IteratorWithinEpoch(epoch_itr)
     return original(cfg, trainer, epoch_itr, val_loss)
 

@@ -93,15 +93,14 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
 
 
 def check_shard(num_shards: int, shard_id: int, is_interactive: bool) -> None:
-    """Checks the flags ``--num-shards`` and ``--shard-id``, if one of them is given; raises SynthesizerError.
+    """Checks that a shard exists, and that the command can translate it; raises SynthesizerError otherwise.
 
-    The shard must exist, and the command must be able to translate it.
+    This is called only if ``--num-shards`` or ``--shard-id`` is given.
 
     Args:
         num_shards: the value of ``--num-shards``.
         shard_id: the value of ``--shard-id``, which counts from 0.
-        is_interactive: whether the command is fairseq-interactive. It always reads all of its input, so none of the
-            two flags may be given.
+        is_interactive: whether the command is fairseq-interactive. It reads all of its input, so it refuses any shard.
     """
     if num_shards < 1:
         raise SynthesizerError(f"--num-shards {num_shards}: must be at least 1")

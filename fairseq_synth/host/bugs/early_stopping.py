@@ -100,7 +100,7 @@ def save_patience(original: Callable[..., Any], self: Trainer, filename: str, ex
     number of validations since then only in memory. The replacement adds them to `extra_state`, and `resume_patience`
     reads them again.
     """
-    count = find_current_count()
+    count = find_current_count()  # fairseq keeps it as attributes of a function
     if count.best_score is not None:
         extra_state[STATE] = {
             "best": float(count.best_score),
@@ -242,8 +242,8 @@ def refuse_epoch_without_update(
     Args:
         original: fairseq's constructor.
         self: the new iterator.
-        iterable: the batches of an epoch. With ``--skip-remainder-batch``, fairseq has already left out the last batch
-            of the epoch, because it may be smaller than the others.
+        iterable: the batches of an epoch. fairseq has already left out the last one, which may be smaller than the
+            others, if ``--skip-remainder-batch`` is given.
         chunk_size: the number of batches in an update, ``--update-freq``.
         skip_remainder_batch: the flag of this name.
     """

@@ -58,17 +58,15 @@ def load_language_model_with_target_words(
         task: the translation task, or None.
         args, kwargs: the other arguments of fairseq's function.
     """
-    if task is not None:
+    if task is not None:  # the first call
         LastTranslation.target_dictionary = get_target_dictionary(task)
-        return original(filenames, arg_overrides, task, *args, **kwargs)
-    has_dictionary = LastTranslation.target_dictionary is not None
+    dictionary = LastTranslation.target_dictionary
     # A user's program may also load a model without a task. Among fairseq's commands, only fairseq-generate does.
-    is_language_model_of_generate = has_dictionary and is_called_by_fairseq_command()
-    if not is_language_model_of_generate:
-        return original(filenames, arg_overrides, task, *args, **kwargs)
-    (path,) = filenames  # fairseq-generate passes one file and the overrides, and no further arguments.
-    overrides = arg_overrides or {}
-    return load_language_model(original, path, dictionary=LastTranslation.target_dictionary, overrides=overrides)
+    is_second_call = task is None and dictionary is not None and is_called_by_fairseq_command()
+    if is_second_call:
+        (path,) = filenames  # fairseq-generate passes one file and the overrides, and no further arguments.
+        return load_language_model(original, path, dictionary=dictionary, overrides=arg_overrides or {})
+    return original(filenames, arg_overrides, task, *args, **kwargs)
 
 
 def is_called_by_fairseq_command() -> bool:
@@ -162,7 +160,7 @@ def load_language_model(
     """Loads the language model of ``--lm-path`` with the dictionary of a translation model.
 
     Args:
-        load_model_ensemble: fairseq's function of this name.
+        load_model_ensemble: fairseq's own function of this name, not the repair that replaces it and calls this one.
         path: the checkpoint of the language model.
         dictionary: the target dictionary of the translation model.
         overrides: settings that replace those in the checkpoint. The data folder is not replaced.
@@ -193,8 +191,8 @@ def build_language_model(
     written to a temporary folder, which takes the place of the data folder.
 
     Args:
-        load_model_ensemble: fairseq's function of this name.
-        path: the file of the checkpoint.
+        load_model_ensemble: fairseq's own function of this name, not the repair that replaces it and calls this one.
+        path: the file of the checkpoint, which is not read again.
         checkpoint: what was loaded from the file; its data folder is changed in place.
         dictionary: the target dictionary of the translation model.
 
@@ -204,7 +202,7 @@ def build_language_model(
     with tempfile.TemporaryDirectory() as folder:
         dictionary.save(os.path.join(folder, "dict.txt"))
         set_data_folder(checkpoint, folder)
-        # Because of `state`, fairseq takes this checkpoint and its settings, and does not read the file again.
+        # fairseq reads no file if it gets a `state`.
         return load_model_ensemble([path], state=checkpoint)
 
 

@@ -61,20 +61,19 @@ def refuse_training(mode: bool = True) -> None:
 def pickle_choices() -> bool:
     """Tells pickle how to store the enumerations that fairseq makes for flags with a few choices.
 
-    The configuration of a model contains such enumerations. For example, ``ChoiceEnum(["gelu", "relu"])`` returns an
-    enumeration, which is a class called "Choices". pickle stores a class by its name, but no module has this class
-    under its name.
-
-    ``copyreg.pickle(cls, function)`` makes pickle store each instance of ``cls`` as ``function`` says. The enumerations
-    are classes, but also instances of their metaclass `StrEnumMeta`. So pickle then calls `reduce_choices`, which
-    stores the enumeration of the example as the call ``ChoiceEnum(["gelu", "relu"])``.
+    The configuration of a model contains such enumerations. For example, ``ChoiceEnum(["gelu", "relu"])`` returns a new
+    class called "Choices". pickle stores a class by its module and name, but no module has this class. With this
+    repair, pickle stores it as the call ``ChoiceEnum(["gelu", "relu"])``, which makes it again.
 
     Returns:
         True if pickle has been told now, False if it was told before.
     """
-    if StrEnumMeta in copyreg.dispatch_table:
+    type_of_enumerations = StrEnumMeta  # ``type(ChoiceEnum(["gelu", "relu"]))``
+    is_told_already = type_of_enumerations in copyreg.dispatch_table
+    if is_told_already:
         return False
-    copyreg.pickle(StrEnumMeta, reduce_choices)  # type: ignore[arg-type]
+    # To store an object of this type, pickle calls `reduce_choices(object)` from now on. Each object is an enumeration.
+    copyreg.pickle(type_of_enumerations, reduce_choices)  # type: ignore[arg-type]
     return True
 
 

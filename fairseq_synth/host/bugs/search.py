@@ -10,7 +10,7 @@ from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor
 
-from ..repairs import add_repair_name, custom_repair, repair, repair_names
+from ..repairs import custom_repair, repair, repair_names, set_repair_names
 
 
 @custom_repair(
@@ -27,10 +27,10 @@ def forbid_repeated_ngrams() -> bool:
     Returns:
         True if the method was replaced now, False if it had been replaced before.
     """
-    is_replaced_already = len(repair_names(NGramRepeatBlock._no_repeat_ngram)) > 0
-    if is_replaced_already:
+    names_of_repairs = repair_names(NGramRepeatBlock._no_repeat_ngram)  # () for fairseq's own method
+    if "forbid_repeated_ngrams" in names_of_repairs:
         return False
-    add_repair_name(_no_repeat_ngram, "forbid_repeated_ngrams")
+    set_repair_names(_no_repeat_ngram, ("forbid_repeated_ngrams",))
     NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
     return True
 
@@ -40,7 +40,13 @@ def forbid_repeated_ngrams() -> bool:
 def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
     """Forbids each next token that would complete an n-gram which the output already has.
 
-    For example, with n = 3, an output "a b c a b" may not go on with "c".
+    For example, with n = 3 and the output "a b c a b":
+
+        n-grams of the output                    "a b c"   "b c a"   "c a b"
+        their beginnings, of n - 1 tokens        "a b"     "b c"     "c a"
+        is it "a b", as in the next n-gram?      yes       no        no
+
+    So the next token may not be the last one of "a b c".
 
     Args:
         self: fairseq's NGramRepeatBlock, which has n as ``no_repeat_ngram_size``.
@@ -56,15 +62,14 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     n = self.no_repeat_ngram_size
     if step < n:  # The output is too short to have an n-gram.
         return lprobs
-    output = tokens[:, 1 : step + 1]  # (hypotheses, step): "a b c a b"
-    ngrams = output.unfold(1, n, 1)  # (hypotheses, n-grams, n): "a b c", "b c a" and "c a b"
-    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, n-grams, n - 1): "a b", "b c" and "c a"
-    # The last n - 1 tokens of the output and the next token form a new n-gram. If n is 1, there are no last tokens.
-    last_tokens = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1): "a b"
-    # True for each n-gram that begins like the new one. If n is 1, there is nothing to compare, and `all` is True.
-    begins_like_new_ngram = (beginnings == last_tokens).all(dim=2)  # (hypotheses, n-grams): True, False, False
-    # Two indices for each of these n-grams, here for "a b c". Its last token must not come next.
-    hypothesis, ngram = begins_like_new_ngram.nonzero().unbind(dim=1)
+    output = tokens[:, 1 : step + 1]  # (hypotheses, step)
+    ngrams = output.unfold(1, n, 1)  # (hypotheses, n-grams, n): windows of n tokens, one token apart
+    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, n-grams, n - 1)
+    next_beginning = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1), the last tokens of the output
+    # If n is 1, beginnings have no tokens, so all are equal, and each token of the output is forbidden.
+    has_same_beginning = (beginnings == next_beginning).all(dim=2)  # (hypotheses, n-grams)
+    # For each True: the number of its hypothesis, and the number of the n-gram there.
+    hypothesis, ngram = has_same_beginning.nonzero().unbind(dim=1)
     forbidden_tokens = ngrams[hypothesis, ngram, n - 1]
     lprobs[hypothesis, forbidden_tokens] = -math.inf
     return lprobs
@@ -88,11 +93,13 @@ def penalize_groups_of_every_batch(
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
     The beam search calls this method once for each token of the output. With ``--diverse-beam-groups``, the method
-    keeps a tensor with a row of penalties for each sentence of the batch. fairseq confuses the number of this row with
-    the number of the sentence in the data set, and ends in an IndexError. The replacement passes the number of the row.
+    keeps a tensor of penalties with a row for each sentence of the batch. As numbers of rows, it takes the numbers that
+    the sentences have in the data set, and ends in an IndexError. The replacement passes the numbers of the rows.
 
-    For example, a batch has the sentences 6 and 7 of the data set. Their penalties are in rows 0 and 1, so the
-    replacement passes [0, 1] to fairseq, instead of [6, 7]. Once sentence 6 is finished, it passes [1] instead of [7].
+    For example, a batch has the sentences 6 and 7 of the data set:
+
+        step 0                            sentences [6, 7] -> rows [0, 1]
+        later, if sentence 6 is finished  sentences [7] -> rows [1]
 
     Args:
         original: fairseq's method.
@@ -103,13 +110,12 @@ def penalize_groups_of_every_batch(
         prev_output_tokens: the output so far.
         original_batch_idxs: (sentences,), the numbers in the data set of the sentences that are not yet finished.
     """
-    unfinished_sentences = original_batch_idxs
-    if unfinished_sentences is None:
+    if original_batch_idxs is None:
         return original(self, step, lprobs, scores, prev_output_tokens, None)
     if step == 0:
-        # All sentences of the batch are unfinished now. In this order, fairseq makes the rows of their penalties.
-        self.all_sentences = unfinished_sentences
-    rows = find_places(unfinished_sentences, among=self.all_sentences)
+        # The whole batch, in the order in which fairseq makes the rows. It is kept for the later steps of this batch.
+        self.sentence_of_each_row = original_batch_idxs
+    rows = find_places(original_batch_idxs, among=self.sentence_of_each_row)
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 
 

@@ -99,6 +99,7 @@ def check_restored_checkpoint(
     is_named_by_flag = not is_last_checkpoint
     if is_named_by_flag and not PathManager.isfile(filename):
         raise SynthesizerError(explain_missing_checkpoint(settings, filename))
+    # The user may not know that there is a checkpoint_last.pt, so errors of loading it also say how to avoid it.
     with errors_name_the_checkpoint(filename, is_last_checkpoint):
         return original(self, filename, *args, **kwargs)
 

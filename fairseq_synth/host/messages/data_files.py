@@ -85,7 +85,7 @@ def read_data_size(index_file: str) -> int | None:
 
 def starts_with(file: BinaryIO, magic: bytes) -> bool:
     """Reads the first bytes of a file, and returns whether they are `magic`. The next read begins after them."""
-    file.seek(0)
+    file.seek(0)  # An earlier call may have read from the file.
     return file.read(len(magic)) == magic
 
 
@@ -125,9 +125,9 @@ def read_indexed_size(file: BinaryIO) -> int:
     """
     # In the notation of the module struct, Q is a number of 8 bytes.
     _version, _dtype_code, bytes_per_token, num_sentences, num_shapes = read_header(file, "<QQQQQ")
-    _shape_positions = read_numbers(file, num_sentences + 1, np.int64)
+    read_numbers(file, num_sentences + 1, np.int64)  # the first array
     token_positions = read_numbers(file, num_sentences + 1, np.int64)
-    _shapes = read_numbers(file, num_shapes, np.int64)
+    read_numbers(file, num_shapes, np.int64)  # the third array; raises ValueError if the index is cut short
     num_tokens = int(token_positions[-1])
     return num_tokens * bytes_per_token
 

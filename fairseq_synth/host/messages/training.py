@@ -12,7 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.utils import resolve_max_positions
 
 from ...errors import SynthesizerError
-from ...lengths import has_limit_of_synthesizer, length_hint
+from ...lengths import hint_on_limits
 from ..repairs import repair
 
 
@@ -99,15 +99,19 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     first = too_long[0]
     lengths = list_lengths(dataset, first)
     tokens = ", ".join(str(length) for length in lengths)
+    hint = hint_on_limits(limits_as_set(limits))  # empty if no limit is the --synth-max-length of a model
+    advice = advise_flag(max(lengths), max_tokens, exceeds_synth_max_length=hint != "")
     # Scripts may look for "max_positions=..." and "skip this example with --skip-...", which are fairseq's own words.
-    message = (
-        f"--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} (its "
-        f"tokens: {tokens}; max_positions={limits}); shorten each, or skip this example with "
-        "--skip-invalid-size-inputs-valid-test"
+    raise SynthesizerError(
+        f"{advice}--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} "
+        f"(its tokens: {tokens}; max_positions={limits}); shorten each, or skip this example with "
+        f"--skip-invalid-size-inputs-valid-test{hint}"
     )
-    exceeds_synth_max_length = has_limit_of_synthesizer(message)
-    advice = advise_flag(max(lengths), max_tokens, exceeds_synth_max_length)
-    raise SynthesizerError(advice + message + length_hint(message))
+
+
+def limits_as_set(limits: Any) -> set[Any]:
+    """Returns limits as a set, whether they are a pair for source and target or a single number."""
+    return set(limits) if isinstance(limits, (tuple, list)) else {limits}
 
 
 def list_lengths(dataset: Any, index: int) -> list[int]:

@@ -16,7 +16,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.utils import resolve_max_positions
 
 from ...errors import SynthesizerError
-from ...lengths import length_hint
+from ...lengths import hint_on_limits
 from ..repairs import custom_repair, repair
 
 
@@ -113,7 +113,8 @@ def keep_last_batch(
         return []
     batches = list(original(indices, *args, **kwargs))
     arguments = name_arguments(original, indices, *args, **kwargs)
-    if arguments.get("fixed_shapes") is not None:
+    has_fixed_shapes = arguments.get("fixed_shapes") is not None
+    if has_fixed_shapes:
         return batches  # Batches of fixed shapes are formed in another way, which leaves out no sentence.
     # fairseq puts the sentences into batches in the order of `indices`, so those that are left out are at the end.
     num_sentences_in_batches = sum(len(batch) for batch in batches)
@@ -255,7 +256,7 @@ def cut_context_padding(original: Callable[..., Any], self: LMContextWindowDatas
     row_lengths = tokens.ne(self.pad_idx).sum(dim=1)
     longest = int(row_lengths.max())
     batch["net_input"]["src_tokens"] = tokens[:, :longest]
-    batch["target"] = batch["target"][:, :longest]
+    batch["target"] = batch["target"][:, :longest]  # It has the same shape, because each token predicts the next one.
     return batch
 
 
@@ -295,8 +296,7 @@ def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> N
         return
     adds_bos_token = getattr(task.args, "add_bos_token", False)
     addition = " in addition to the token of --add-bos-token" if adds_bos_token else ""
-    # This function finds the limit in a text in fairseq's words. The hint is empty if no Synthesizer has this limit.
-    hint = length_hint(f"max_positions={limit}")
+    hint = hint_on_limits({limit})  # empty if no Synthesizer has this limit
     raise SynthesizerError(
         f"--tokens-per-sample: {num_too_long} of {len(dataset)} blocks are longer than the {limit} tokens that the "
         f"model accepts{addition}, and fairseq would skip them; use at most {limit}, and also --sample-break-mode none "

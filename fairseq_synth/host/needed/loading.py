@@ -14,7 +14,7 @@ import torch
 from ..repairs import custom_repair, repair
 
 
-def has_allow_list() -> bool:
+def torch_can_allow_types() -> bool:
     """Returns whether this torch has a list of types that its safe loader allows (torch >= 2.6)."""
     return hasattr(torch.serialization, "safe_globals")
 
@@ -39,10 +39,10 @@ def weights_only() -> Iterator[None]:
     For this time, ``torch.load`` is replaced by a function that calls it with ``weights_only=True``, whatever its
     caller has passed.
 
-    Nothing changes with versions of torch before 2.6. They do not let a program allow further types (`has_allow_list`),
-    so they could not load fairseq's checkpoints in this way.
+    Nothing changes with versions of torch before 2.6. There, a program cannot allow further types, and without them
+    fairseq's checkpoints could not be loaded in this way.
     """
-    if not has_allow_list():
+    if not torch_can_allow_types():
         yield
         return
     original_load = torch.load
@@ -72,7 +72,7 @@ def allow_checkpoint_types() -> bool:
     Returns:
         True if this call has changed the types that are allowed.
     """
-    if not has_allow_list():
+    if not torch_can_allow_types():
         return False
     allowed_types = torch.serialization.get_safe_globals()
     types_of_checkpoints = [argparse.Namespace, *numpy_classes(), *numpy_functions()]
@@ -138,7 +138,7 @@ def config_types() -> list[Any]:
     fairseq.distributed.utils,
     symptom="With torch >= 2.6, a training in several processes cannot be resumed: it fails with an UnpicklingError",
     versions="all versions",
-    is_needed=has_allow_list,
+    is_needed=torch_can_allow_types,
 )
 def allow_config_in_broadcast(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Replaces ``fairseq.distributed.utils.broadcast_object`` (``original``): allows it to unpickle a configuration.

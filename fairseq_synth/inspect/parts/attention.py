@@ -1,7 +1,7 @@
 """Measures logits and attention weights on data: by head, by position, and of a few single sentences."""
 
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn as nn
@@ -148,14 +148,10 @@ def sample_values(model: nn.Module, batches: list[Batch], pad: int, title: str) 
         {``logits`` or ``weights``: {attention: values}}.
     """
     sampler = ValueSampler()
-
-    def add_to_sampler(reading: SentenceReading) -> None:
-        """Is called with what one attention has computed for one sentence."""
-        weights = sentence_weights(reading.logits, reading.causal)
-        sampler.add_sentence(reading, weights)
-
     for batch in progress(batches, title):
-        read_sentences(model, batch, pad, on_sentence=add_to_sampler)
+        for reading in read_sentences(model, batch, pad):
+            weights = sentence_weights(reading.logits, reading.causal)
+            sampler.add_sentence(reading, weights)
     return sampler.samples()
 
 
@@ -225,18 +221,15 @@ def read_trained_model(inspection: Inspection, pad: int) -> TrainedAttention:
     model = inspection.loaded.model
     metrics = HeadMetrics()
     sampler = ValueSampler()
-
-    def add_to_metrics_and_sampler(reading: SentenceReading) -> None:
-        """Is called with what one attention has computed for one sentence."""
-        weights = sentence_weights(reading.logits, reading.causal)
-        sampler.add_sentence(reading, weights)
-        metrics.add_sentence(reading, weights)
-
     for batch in progress(inspection.batches, "trained attention"):
-        read_sentences(model, batch, pad, on_sentence=add_to_metrics_and_sampler)
+        for reading in read_sentences(model, batch, pad):
+            weights = sentence_weights(reading.logits, reading.causal)
+            sampler.add_sentence(reading, weights)
+            metrics.add_sentence(reading, weights)
     # The dependence on words compares each sentence with the mean over all sentences, which is known only now.
     for batch in progress(inspection.batches, "words or positions"):
-        read_sentences(model, batch, pad, on_sentence=metrics.add_word_dependence)
+        for reading in read_sentences(model, batch, pad):
+            metrics.add_word_dependence(reading)
     return TrainedAttention(metrics, values=sampler.samples())
 
 
@@ -314,7 +307,7 @@ def list_sentences(batches: list[Batch]) -> list[SentenceInBatch]:
 
 
 def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) -> Results:
-    """Runs a model on the batch of a sentence, and returns the sentence's tokens and attention weights.
+    """Returns the tokens and the attention weights of a sentence. The model is run on the sentence's whole batch.
 
     Args:
         loaded: the model, with data.
@@ -325,15 +318,12 @@ def read_single_sentence(loaded: Loaded, sentence: SentenceInBatch, pad: int) ->
         ``number``, the sentence's place in the data; ``tokens``, {``encoder`` or ``decoder``: the tokens that it
         reads}; ``weights``, {attention: (H, T, S), in thousandths}.
     """
-    weights: dict[str, Any] = {}
-
-    def keep_weights_of_sentence(reading: SentenceReading) -> None:
-        """Is called for each attention and each sentence of the batch, and keeps the weights for the one sentence."""
-        if reading.batch_row == sentence.batch_row:
+    weights = {}
+    for reading in read_sentences(loaded.model, sentence.batch, pad):
+        is_of_this_sentence = reading.batch_row == sentence.batch_row
+        if is_of_this_sentence:
             weights_of_heads = sentence_weights(reading.logits, reading.causal)
             weights[reading.attention.name] = to_thousandths(weights_of_heads)
-
-    read_sentences(loaded.model, sentence.batch, pad, on_sentence=keep_weights_of_sentence)
     tokens = {}
     for stack in find_stacks(loaded.model):
         token_indices = stack_tokens(sentence.batch, stack)[sentence.batch_row]

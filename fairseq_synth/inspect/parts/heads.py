@@ -93,8 +93,8 @@ def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str,
 def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
     """Returns how strongly the loss would change if the output of each head were a little stronger or weaker.
 
-    The output of each head is multiplied by a factor of 1 for each sentence. Then (Michel et al. 2019, arXiv
-    1905.10650, eq. 2)
+    For this purpose, the output of each head is multiplied by a factor for each sentence. All factors are 1. Then
+    (Michel et al. 2019, arXiv 1905.10650, eq. 2)
 
         importance of a head = (sum over the sentences of |derivative of the loss by the factor|) / number of targets
 
@@ -115,10 +115,12 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
     num_targets = 0
     for batch in progress(batches, "importance by gradient"):
         factors = make_factors(all_attentions, num_sentences=len(batch["id"]))
-        with masked_heads(model, factors):  # multiplies the output of each head by its factor
+        with masked_heads(model, factors):  # In this forward pass, the output of each head is multiplied by its factor.
             training_loss, sample_size, log = criterion(model, batch)
-        for name, gradient in compute_gradients(training_loss, factors).items():
-            sums[name] += gradient.abs().sum(dim=0)  # over the sentences: from (B, H) to (H,)
+        gradients = compute_gradients(training_loss, factors)
+        for name, gradient in gradients.items():  # (sentences, heads)
+            sum_over_sentences = gradient.abs().sum(dim=0)  # (heads,)
+            sums[name] += sum_over_sentences
         num_targets += count_targets(sample_size, log)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
@@ -193,8 +195,10 @@ def measure_removals(inspection: Inspection) -> Results:
     quality_with_all_heads = measure_quality(loaded, inspection.batches, [], options)
     curves: dict[str, dict[str, list[Any]]] = {}
     for removal in progress(plan_removals(inspection), "removing heads"):
-        quality = quality_with_all_heads
-        if removal.heads:  # the first step of each kind of attention removes none
+        is_first_step = not removal.heads  # The first step of each kind of attention removes no head.
+        if is_first_step:
+            quality = quality_with_all_heads
+        else:
             quality = measure_quality(loaded, inspection.batches, removal.heads, options)
         add_to_curve(curves, removal, quality)
     return {

@@ -5,7 +5,15 @@ from typing import Any
 
 from ..drawing import WIDTH, Call, Margins, Panel, Picture, call, legend, title, without_ticks
 from ..results import Results
-from .layout import Row, add_to_first_panel, flatten_rows, name_row, split_into_rows
+from .layout import (
+    Row,
+    add_to_first_panel,
+    flatten_rows,
+    is_empty_row,
+    join_below_each_other,
+    name_row,
+    split_into_rows,
+)
 from .models import GROUPS, Model, names_by_group
 
 MOST_COLUMNS = 6
@@ -39,17 +47,12 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
         names: the attentions that have the histogram in every model.
         kind: what the values are: ``parameters``, ``logits`` or ``weights``.
     """
-    rows: list[Row] = []
-    row_heights: list[float] = []  # inches, one for each row
-    for group_names in names_by_group(models[0].attentions, names).values():
-        if rows:
-            # An empty row makes room for the titles of the next kind of attention.
-            rows.append([None])
-            row_heights.append(SPACER_HEIGHT)
-        rows_of_group = group_rows(models, group_names, kind)
-        rows += rows_of_group
-        row_heights += [PANEL_HEIGHT] * len(rows_of_group)
-    rows = add_to_first_panel(rows, legend_on_the_left())
+    groups = names_by_group(models[0].attentions, names)  # {kind of attention: its names}, the same in all models
+    rows_of_groups = [group_rows(models, names_of_group, kind) for names_of_group in groups.values()]
+    # The empty row between two groups makes room for the titles of the second one.
+    rows_without_legend = join_below_each_other(rows_of_groups)
+    rows = add_to_first_panel(rows_without_legend, legend_on_the_left())
+    row_heights = [row_height(row) for row in rows]
     height = MARGINS.picture_height(sum(row_heights), num_rows=len(rows))
     return Picture(
         name=kind,
@@ -60,6 +63,11 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
         margins=MARGINS,
         row_heights=row_heights,
     )
+
+
+def row_height(row: Row) -> float:
+    """Returns the height of a row of panels, or of the empty row between two kinds of attention, in inches."""
+    return SPACER_HEIGHT if is_empty_row(row) else PANEL_HEIGHT
 
 
 def legend_on_the_left() -> Call:

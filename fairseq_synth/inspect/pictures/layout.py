@@ -26,6 +26,20 @@ def flatten_rows(rows: Sequence[Row]) -> Row:
     return panels
 
 
+def join_below_each_other(groups: Sequence[Sequence[Row]]) -> list[Row]:
+    """Returns the rows of several groups below each other, with an empty row between two groups."""
+    joined = list(groups[0])
+    for rows in groups[1:]:
+        joined.append([None])
+        joined += rows
+    return joined
+
+
+def is_empty_row(row: Row) -> bool:
+    """Returns whether a row has no panel, as the row between two groups of rows."""
+    return all(panel is None for panel in row)
+
+
 def add_call(panel: Panel | None, call: Call) -> Panel | None:
     """Returns a copy of a panel that draws one thing more. An empty place stays empty."""
     if panel is None:

@@ -16,7 +16,16 @@ from ..drawing import (
     without_ticks,
 )
 from ..results import Results
-from .layout import Row, add_call, add_to_first_panel, flatten_rows, name_row, split_into_rows, title_columns
+from .layout import (
+    Row,
+    add_call,
+    add_to_first_panel,
+    flatten_rows,
+    join_below_each_other,
+    name_row,
+    split_into_rows,
+    title_columns,
+)
 from .models import Model, group_titles, names_by_group
 
 WEIGHT_COLORS = {"cmap": "Blues", "vmin": 0}  # from white for the weight 0 to dark blue for the largest weight
@@ -65,18 +74,18 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
 def pattern_size(num_columns: int, num_rows: int) -> tuple[float, float]:
     """Returns width and height in inches of a picture of mean attention weights, whose panels are squares.
 
-    The panels fill a picture of the usual width, but they are not larger than `LARGEST_PATTERN`. For example:
-
-    - 16 columns: The margins need 1.88 of 7 inches. So a panel is (7 - 1.88) / 16 = 0.32 inches wide.
-    - 4 columns: The margins need 1.28 inches. A panel could be (7 - 1.28) / 4 = 1.43 inches wide, but it is 0.9. With
-      such panels, 4.88 inches would do, but the text below the panels needs 6.2.
+    Many columns fill a picture of the usual `WIDTH`. A few columns, with panels of `LARGEST_PATTERN`, make a picture
+    that is less wide, but not less than the text below it needs.
     """
-    width_of_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)  # if the picture has the usual width
-    width_of_margins = WIDTH - width_of_panels
-    panel_size = min(LARGEST_PATTERN, width_of_panels / num_columns)
-    width = max(SMALLEST_PATTERNS_WIDTH, width_of_margins + num_columns * panel_size)
+    width_for_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)
+    white_space = WIDTH - width_for_panels
+    size_that_fills_width = width_for_panels / num_columns
+    panel_size = min(size_that_fills_width, LARGEST_PATTERN)
+
+    width = white_space + num_columns * panel_size
+    width_with_text = max(width, SMALLEST_PATTERNS_WIDTH)
     height = PATTERN_MARGINS.picture_height(num_rows * panel_size, num_rows)
-    return width, height
+    return width_with_text, height
 
 
 def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
@@ -156,15 +165,6 @@ def join_side_by_side(rows_of_models: Sequence[Sequence[Row]]) -> list[Row]:
     return joined
 
 
-def join_below_each_other(rows_of_models: Sequence[Sequence[Row]]) -> list[Row]:
-    """Returns the rows of several models below each other, with an empty row between two models."""
-    joined = list(rows_of_models[0])
-    for rows in rows_of_models[1:]:
-        joined.append([None])
-        joined += rows
-    return joined
-
-
 # ---- single sentences
 
 # All sizes of these pictures are in inches.
@@ -184,6 +184,13 @@ class SentenceTokens(NamedTuple):
 
     rows: list[str]
     columns: list[str]
+
+
+class PanelSize(NamedTuple):
+    """The size of each panel of a picture, in inches."""
+
+    width: float
+    height: float
 
 
 def sentences(models: Sequence[Model]) -> Iterator[Picture]:
@@ -233,29 +240,42 @@ def sentence_picture(
         names: the attentions of this kind.
     """
     tokens = sentence_tokens(results_of_models[0]["tokens"], kind)
+    panel = sentence_panel_size(tokens)
     margins = sentence_margins(tokens, has_model_names=len(models) > 1)
-    panel_width = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.columns))
-    panel_height = max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.rows))
-
     most_heads = max(models[0].attentions[name]["heads"] for name in names)
-    panels_per_row = min(most_heads, count_columns_with_room(margins, panel_width))
-    rows = sentence_rows(models, results_of_models, names, panels_per_row)
-    rows = write_tokens_on_the_left(rows, tokens.rows)
-    rows = write_tokens_below(rows, tokens.columns)
+    num_columns = min(most_heads, count_columns_with_room(margins, panel.width))
 
-    # A single panel of a very long sentence may need more than the usual width.
-    width = max(WIDTH, margins.left + panel_width + margins.right)
-    height = margins.picture_height(len(rows) * panel_height, num_rows=len(rows))
+    rows_without_tokens = sentence_rows(models, results_of_models, names, panels_per_row=num_columns)
+    rows = write_tokens(rows_without_tokens, tokens)
     return Picture(
         name="sentence",
         panels=flatten_rows(rows),
-        size=(width, height),
-        columns=panels_per_row,
+        size=sentence_picture_size(panel, margins, num_rows=len(rows)),
+        columns=num_columns,
         below=(
             "Rows: the word that attends; columns: the word attended to. White is 0, dark blue a head's largest weight."
         ),
         margins=margins,
     )
+
+
+def sentence_panel_size(tokens: SentenceTokens) -> PanelSize:
+    """Returns the size of the panels of a sentence, which grows with the number of tokens at their edges."""
+    return PanelSize(
+        width=max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.columns)),
+        height=max(SMALLEST_PANEL, TOKEN_SIZE * len(tokens.rows)),
+    )
+
+
+def sentence_picture_size(panel: PanelSize, margins: Margins, num_rows: int) -> tuple[float, float]:
+    """Returns width and height in inches of the picture of a sentence, with `num_rows` rows of panels.
+
+    The picture has the usual width, unless a single panel of a very long sentence needs more.
+    """
+    width_of_one_column = margins.left + panel.width + margins.right
+    width = max(WIDTH, width_of_one_column)
+    height = margins.picture_height(num_rows * panel.height, num_rows)
+    return width, height
 
 
 def sentence_rows(
@@ -352,13 +372,19 @@ def weight_panels(model: Model, name: str, weights: Sequence[Sequence[Sequence[i
     return panels
 
 
+def write_tokens(rows: Sequence[Row], tokens: SentenceTokens) -> list[Row]:
+    """Returns copies of rows of attention weights, with the tokens at the left and the lower edge."""
+    rows_with_tokens_on_the_left = write_tokens_on_the_left(rows, tokens.rows)
+    return write_tokens_below(rows_with_tokens_on_the_left, tokens.columns)
+
+
 def write_tokens_on_the_left(rows: Sequence[Row], tokens: Sequence[str]) -> list[Row]:
     """Returns copies of rows in which the first panel of each row has the tokens on its left."""
-    write_tokens = tick_names("y", tokens, fontsize=6)
+    token_names = tick_names("y", tokens, fontsize=6)
     changed_rows = []
     for row in rows:
         first_panel, *other_panels = row
-        changed_row = [add_call(first_panel, write_tokens)]
+        changed_row = [add_call(first_panel, token_names)]
         for panel in other_panels:
             changed_row.append(add_call(panel, without_ticks("y")))
         changed_rows.append(changed_row)
