@@ -431,8 +431,8 @@ def divide_by_sentences(
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
-    # All tiles have the same numbers of rows, sentences and heads, which are right for the longest sentence. A block has
-    # the sentences and heads of a tile, and all rows.
+    # All tiles have the same numbers of rows, sentences and heads, which are right for the longest sentence. A block
+    # has the sentences and heads of a tile, and all rows.
     tile_size = choose_tile_size(max(lengths), num_sentences=len(lengths), max_rows=max_rows, max_heads=max_heads)
     for sentences in split_range(len(lengths), tile_size.sentences):
         block_lengths = lengths[sentences]
