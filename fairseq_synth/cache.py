@@ -204,13 +204,22 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
         table: The table that `extend_table` has returned for this step. ``table.newest_rows``, (B, H, n), says which
             rows to write to.
     """
-    newest = append_zero_heads(newest, num_heads=table.rows.size(1))
-    # Two lists in the same order: the new vectors, and the numbers of their rows. The order is that of the memory, by
-    # token, hypothesis and head, so that `reshape` usually copies nothing.
-    new_vectors = newest.permute(2, 0, 1, 3).reshape(-1, newest.size(3))  # (B, H, n, d_h) -> (n B H, d_h)
-    row_numbers = table.newest_rows.permute(2, 0, 1).reshape(-1)  # (B, H, n) -> (n B H,)
+    num_heads = table.rows.size(1)
+    vectors = append_zero_heads(newest, num_heads)
+    # Both lists are in the same order: vector i belongs into the row ``row_numbers[i]``.
+    new_vectors = list_by_token(vectors)  # (n B H, d_h)
+    row_numbers = list_by_token(table.newest_rows)  # (n B H,)
     matrix_with_room = make_room(matrix, new_vectors, table)
     return write_rows(matrix_with_room, row_numbers, new_vectors)
+
+
+def list_by_token(x: Tensor) -> Tensor:
+    """Returns a list sorted by token, hypothesis and head: (B, H, n) -> (n B H,), or (B, H, n, d_h) -> (n B H, d_h).
+
+    Projections write vectors in this order, so that listing them usually copies nothing.
+    """
+    features = range(3, x.dim())
+    return x.permute(2, 0, 1, *features).flatten(0, 2)
 
 
 def write_rows(matrix: Tensor, row_numbers: Tensor, rows: Tensor) -> Tensor:
@@ -221,6 +230,7 @@ def write_rows(matrix: Tensor, row_numbers: Tensor, rows: Tensor) -> Tensor:
     if matrix.dtype != rows.dtype:
         matrix = matrix.float()
         rows = rows.float()
+    # If `float` has made a copy, this may copy once more, which is harmless.
     if must_stay_unchanged(matrix):
         changed_copy = matrix.index_copy(0, row_numbers, rows)
         return changed_copy
@@ -241,22 +251,22 @@ def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
 def make_room(matrix: Tensor | None, new_vectors: Tensor, table: BlockTable) -> Tensor:
     """Returns a matrix that has free rows for the new vectors: the matrix of the last step, or a new one.
 
-    A matrix has a row of d_h features for each token and head.
+    `extend_table` has decided which. If ``table.kept_tokens`` is None, the matrix of the last step has room. If not,
+    these are the tokens to copy from it into a new one.
 
     Args:
-        matrix: The matrix of the last step, or None before the first token.
+        matrix: The matrix of the last step, with a row of d_h features for each token and head. None before the first
+            token.
         new_vectors: The vectors to be written, (number of vectors, d_h). Only their width and type are read.
         table: The table of this step.
     """
     if matrix is None:
         head_dim = new_vectors.size(1)
         return new_vectors.new_empty([choose_num_rows(table), head_dim])
-    # If the old matrix has too few free rows, the table lists the tokens to copy from it into a new one.
-    tokens_to_copy = table.kept_tokens
-    if tokens_to_copy is None:
+    if table.kept_tokens is None:
         return matrix
     num_heads = table.rows.size(1)
-    return copy_kept_tokens(matrix, tokens_to_copy, num_heads, choose_num_rows(table))
+    return copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
 
 
 def must_stay_unchanged(matrix: Tensor) -> bool:
@@ -329,8 +339,13 @@ def sum_without_copy(weights: Tensor, values: Tensor, table: BlockTable) -> Tens
     tokens j.
 
     `F.embedding_bag` computes it without copying the values. It takes a list of row numbers that is divided into bags,
-    and adds up the rows of each bag. Here, each hypothesis and head has a bag of t rows. For example, two bags of three
-    rows may be the list [0, 2, 4, 1, 3, 5] with the offsets [0, 3], where the bags begin.
+    and adds up the rows of each bag, each times a weight. Here, each hypothesis and head has a bag of t rows. For
+    example, there are two bags of three rows:
+
+        row numbers    0  2  4    1  3  5
+        weights        p  q  r    u  v  w
+        offsets        0          3            where the bags begin
+        sums           p values[0] + q values[2] + r values[4], and u values[1] + v values[3] + w values[5]
 
     Args:
         weights: The attention weights of the new token, (B, H, 1, t).
@@ -338,12 +353,11 @@ def sum_without_copy(weights: Tensor, values: Tensor, table: BlockTable) -> Tens
         table: Has the rows, (B, H, t), and the offsets of the bags, (B H,).
     """
     bsz, num_heads, _ = table.rows.size()
+    # Both lists are in the order of hypothesis, head and token.
+    row_numbers = table.rows.reshape(-1)  # (B H t,)
+    weights_of_rows = weights.reshape(-1)  # (B H t,)
     sums = F.embedding_bag(
-        table.rows.reshape(-1),  # (B H t,)
-        values,
-        offsets=table.offsets,
-        mode="sum",
-        per_sample_weights=weights.reshape(-1),  # (B H t,), in the order of the rows
+        row_numbers, values, offsets=table.offsets, mode="sum", per_sample_weights=weights_of_rows
     )  # (B H, d_h)
     return sums.view(bsz, num_heads, 1, -1)
 

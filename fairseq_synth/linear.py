@@ -52,10 +52,11 @@ def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
     if not is_plain_linear(layer):
         return None
     # Reading the dictionary of parameters is several times as fast as reading the attributes `layer.weight` and
-    # `layer.bias`. The parameters of a sharded layer are not in this dictionary.
+    # `layer.bias`.
     parameters: dict[str, Any] = layer._parameters
     weight = parameters.get("weight")
     bias = parameters.get("bias")
+    # A layer without a bias has None for it. A sharded layer has neither parameter in the dictionary.
     if weight is None or bias is None:
         return None
     return LinearWeights(weight, bias)

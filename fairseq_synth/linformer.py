@@ -96,8 +96,7 @@ class LinformerAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Computes the output of the attention; fairseq's encoder layer calls it with these arguments.
 
-        The output is ``softmax(queries @ projected_keys^T / sqrt(d)) @ projected_values`` in each head. Keys and values
-        are projected from T tokens to P positions; P is ``--linformer-k``, the k of the paper.
+        The output is ``softmax(queries @ projected_keys^T / sqrt(d)) @ projected_values`` in each head.
 
         Args:
             query: the input of the layer, (T, B, C). Keys and values are computed from it too.
@@ -115,20 +114,32 @@ class LinformerAttention(nn.Module):
         queries = self.split_heads(self.q_proj(query))  # (B, H, T, d)
         keys = self.k_proj(query)  # (T, B, C)
         values = self.v_proj(query)  # (T, B, C)
+        is_padding = None
         if key_padding_mask is not None:
             is_padding = key_padding_mask.to(torch.bool).t().unsqueeze(-1)  # (T, B, 1)
-            keys = keys.masked_fill(is_padding, 0.0)
-            values = values.masked_fill(is_padding, 0.0)
-        # E and F project `max_length` tokens to P positions. Their first T columns are for the T tokens of the call.
-        key_projection = self.E[:, :, :tgt_len]  # (H, P, T), or (1, P, T) if all heads share it
-        value_projection = self.F[:, :, :tgt_len]  # of the same size
-        projected_keys = torch.matmul(key_projection, self.split_heads(keys))  # (B, H, P, d)
-        projected_values = torch.matmul(value_projection, self.split_heads(values))  # (B, H, P, d)
+        projected_keys = self.project_tokens(keys, self.E, is_padding)  # (B, H, P, d)
+        projected_values = self.project_tokens(values, self.F, is_padding)  # (B, H, P, d)
         has_dropout = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if has_dropout else 0.0
         out = nn.functional.scaled_dot_product_attention(queries, projected_keys, projected_values, dropout_p=dropout)
         out = out.permute(2, 0, 1, 3).reshape(tgt_len, bsz, embed_dim)  # (B, H, T, d) -> (T, B, C)
         return self.out_proj(out), None
+
+    def project_tokens(self, x: Tensor, projection: Tensor, is_padding: Tensor | None) -> Tensor:
+        """Returns the keys or values of T tokens, projected to P positions, (B, H, P, d).
+
+        P is ``--linformer-k``, the k of the paper.
+
+        Args:
+            x: the keys or values, (T, B, C).
+            projection: E or F, (H, P, n) for sentences of up to n tokens; or (1, P, n) if all heads share it. T tokens
+                use its first T columns.
+            is_padding: (T, B, 1), true at padding, whose keys and values are set to 0; None if there is none.
+        """
+        if is_padding is not None:
+            x = x.masked_fill(is_padding, 0.0)
+        projection_of_tokens = projection[:, :, : x.size(0)]  # (H or 1, P, T)
+        return torch.matmul(projection_of_tokens, self.split_heads(x))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Returns the heads' slices of features, as a view: (T, B, C) -> (B, H, T, d)."""

@@ -96,18 +96,23 @@ class NormalForm(NamedTuple):
         Args:
             src_len: S, the number of columns.
         """
-        scores = None
-        if self.query is not None and self.key is not None:
-            scores = inner_product(self.query, self.key)
-        if self.left is not None and self.right is not None:
-            # Without an inner product, `scores` is None, and `add` returns the outer product.
-            scores = add(scores, outer_product(self.left, self.right, src_len))
-        if scores is None:
+        products = self._sum_of_products(src_len)
+        if products is None:
             assert self.bias is not None, "the logits have no terms"
             return self.bias
         if self.bias is None:
-            return scores
-        return add_bias_(scores, self.bias)
+            return products
+        return add_bias_(products, self.bias)  # may write the sum into the memory of `products`, which is new
+
+    def _sum_of_products(self, src_len: int) -> Tensor | None:
+        """Returns ``query @ key^T + left (x) right`` in new memory; without one of the two, the other one; or None."""
+        inner = None
+        if self.query is not None and self.key is not None:
+            inner = inner_product(self.query, self.key)
+        if self.left is None or self.right is None:
+            return inner
+        outer = outer_product(self.left, self.right, src_len)
+        return add(inner, outer)  # just `outer` if `inner` is None
 
 
 class Logits:
@@ -160,7 +165,8 @@ class Logits:
         * All biases and diagonals become one bias, by adding them up.
         * The first outer product stays, and all others are added to the bias.
         * All inner products become one, by joining their features: ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``.
-        * But in a decoding step the first inner product stays, and all others are added to the bias.
+        * But in a decoding step the first inner product stays, and all others are added to the bias
+          (`divide_products`).
 
         The bias is in fp32 at least, unless it is the only term.
 
@@ -170,21 +176,22 @@ class Logits:
         is_sum = len(self.terms()) > 1
         bias = self._sum_of_biases(src_len, in_fp32=is_sum)  # None without biases and diagonals
 
-        normal = NormalForm()
-
+        left = None
+        right = None
         if self.outers:
-            first_outer, *added_outers = [outer_factors(term, src_len) for term in self.outers]
-            bias = add_outer_products(bias, added_outers, src_len)
-            normal = normal._replace(left=first_outer.left, right=first_outer.right)
+            first_outer, *other_outers = [outer_factors(term, src_len) for term in self.outers]
+            left, right = first_outer
+            bias = add_outer_products(bias, other_outers, src_len)
 
+        query = None
+        key = None
         if self.products:
-            joined_products, added_products = divide_products(self.products)
-            bias = add_inner_products(bias, added_products)
-            queries = [product.left for product in joined_products]
-            keys = [product.right for product in joined_products]
-            normal = normal._replace(query=join_features(queries), key=join_features(keys))
+            joined_products, other_products = divide_products(self.products)
+            bias = add_inner_products(bias, other_products)
+            query = join_features([product.left for product in joined_products])
+            key = join_features([product.right for product in joined_products])
 
-        return normal._replace(bias=bias)
+        return NormalForm(query=query, key=key, left=left, right=right, bias=bias)
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
@@ -219,19 +226,22 @@ def add(x: Tensor | None, y: Tensor) -> Tensor:
 def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
     """Returns ``products + bias`` in fp32 at least.
 
-    It saves memory by writing the sum into `products`, if these are in fp32 or fp64, and if the sum is not larger.
+    The sum is written into `products`, which saves memory, except in two cases: `products` is in half precision, or it
+    is smaller than the sum.
 
     Args:
         products: A sum of products, in memory of its own, (B or 1, H or 1, T, S).
         bias: (B or 1, H or 1, T or 1, S).
     """
-    # The sum does not fit if, for example, all sentences share the products and each sentence has a bias of its own.
-    # The first three dimensions are sentences, heads and rows; the number of columns is always the same.
-    sum_fits_into_products = all(bias.size(dim) <= products.size(dim) for dim in range(3))
-    if sum_fits_into_products:
-        fp32_products = at_least_fp32(products)  # a copy of products in half precision; others as they are
-        return fp32_products.add_(bias)
-    return add(products, bias)
+    # Products are smaller than the sum if, for example, all sentences share them and each sentence has a bias of its
+    # own. The first three dimensions are sentences, heads and rows; the number of columns is always the same.
+    sum_is_larger = any(bias.size(dim) > products.size(dim) for dim in range(3))
+    if sum_is_larger:
+        return add(products, bias)
+    if products.dtype in (torch.float32, torch.float64):
+        return products.add_(bias)
+    copy_in_fp32 = at_least_fp32(products)
+    return copy_in_fp32.add_(bias)
 
 
 def multiply(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -271,13 +281,14 @@ def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Te
 
 
 def divide_products(terms: Sequence[Product]) -> tuple[list[Factors], list[Factors]]:
-    """Returns the inner products that a normal form joins, and those that it adds to its bias.
+    """Divides inner products into those that a normal form joins, and the others, which it adds to its bias.
 
-    Each is returned as its query and key, with scale and weight multiplied in.
+    All are joined. But in a decoding step only the first one is, because joining would copy the keys of all tokens so
+    far. Each is returned as its query and key, with scale and weight multiplied in.
     """
     products = [apply_scale_and_weight(term.query, term.key, term.scale, term.weight) for term in terms]
-    has_single_row = any(product.left.size(2) == 1 for product in products)
-    if has_single_row:  # This is a decoding step, in which joining would copy the keys of all tokens so far.
+    is_decoding_step = any(product.left.size(2) == 1 for product in products)  # A query has a single row.
+    if is_decoding_step:
         return products[:1], products[1:]
     return products, []
 
@@ -303,6 +314,7 @@ def outer_factors(outer: Outer, src_len: int) -> Factors:
     # If there are too few left features, `take_positions` begins again with feature 0.
     left = take_positions(all_left, dim=3, start=0, count=num_needed_left)
     right = take_positions(all_right, dim=3, start=0, count=num_needed_right)
+    # An outer product has no scale.
     return apply_scale_and_weight(left, right, scale=1.0, weight=outer.weight)
 
 
@@ -391,8 +403,8 @@ def join_features(factors: list[Tensor], bsz: int = 1, num_heads: int = 1) -> Te
     Args:
         factors: Tensors (B or 1, H or 1, T, r), where r may differ. If all of them have one sentence, which stands for
             all, so has the result. The same holds for heads.
-        bsz: B, if the result must have B sentences in any case; otherwise 1.
-        num_heads: H, if the result must have H heads in any case; otherwise 1.
+        bsz: B makes the result have B sentences in any case. With 1, it has as many as the factors.
+        num_heads: H makes the result have H heads in any case. With 1, it has as many as the factors.
     """
     joined_bsz = find_common_size([bsz, *(factor.size(0) for factor in factors)])
     joined_heads = find_common_size([num_heads, *(factor.size(1) for factor in factors)])

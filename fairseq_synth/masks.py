@@ -53,7 +53,9 @@ def without_hidden_padding(key_padding_mask: Tensor | None, attn_mask: Tensor | 
     Raises:
         ValueError: There is padding before a token under the `causal_mask`. This is only checked on a CPU.
     """
-    if key_padding_mask is None or not is_causal(attn_mask):
+    if key_padding_mask is None:
+        return None
+    if not is_causal(attn_mask):
         return key_padding_mask
     if on_cpu(key_padding_mask) and has_padding_before_tokens(key_padding_mask):
         raise ValueError("key_padding_mask: causal_mask is for sentences with all padding behind them")
@@ -77,20 +79,20 @@ def masked_softmax(
 
     Args:
         scores: The logits, (B or 1, H, T or 1, S).
-        key_padding_mask: (B, S), true for hidden keys.
+        key_padding_mask: (B, S), true for hidden keys, or None.
         attn_mask: (T, S), boolean with true for hidden keys, or floating point to add; or the `causal_mask`.
         zero_rows_without_keys: What happens to a row whose keys are all hidden. If true, its weights and its gradient
             are 0. If false, its weights are finite numbers without a meaning, which saves two passes over the weights.
     """
     # Each step replaces `scores`, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
-        # This hides keys only under the `causal_mask`, which leaves each row a key.
-        scores = add_mask(scores, attn_mask)
-    hidden = hidden_keys(key_padding_mask, attn_mask)  # by all other masks
+        scores = add_mask(scores, attn_mask)  # The `causal_mask` hides its keys here, and leaves each row a key.
+    hidden = hidden_keys(key_padding_mask, attn_mask)
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # With minus infinity, a row without visible keys would become NaN. With the lowest finite number, all keys of such
-    # a row get the same weight, 1 / S. In every other row, hidden keys get the weight 0.
+    # All other masks hide their keys here, and may leave a row none. With minus infinity, such a row would become NaN.
+    # With the lowest finite number, all its keys get the same weight, 1 / S. In every other row, hidden keys get the
+    # weight 0.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
     if zero_rows_without_keys:
@@ -99,7 +101,7 @@ def masked_softmax(
 
 
 def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
-    """Returns the logits after adding the numbers of a mask.
+    """Returns the logits after adding the numbers of a mask, if it has any.
 
     * The `causal_mask` adds minus infinity to the logits of later columns. The logits keep their type.
     * A boolean mask adds nothing. Its keys are in the result of `hidden_keys`.

@@ -48,11 +48,13 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
-    takes_some_rows = tgt_len < max_rows and start + tgt_len <= max_rows
-    takes_some_columns = src_len < max_columns
-    if takes_some_rows and takes_some_columns:
-        # This returns the same entries as the lines below, but in one view instead of two, which is faster.
+    has_position_beyond_l = start + tgt_len > max_rows or src_len > max_columns
+    needs_all_rows = tgt_len == max_rows
+    needs_all_columns = src_len == max_columns
+    if not (has_position_beyond_l or needs_all_rows or needs_all_columns):
+        # The two lines below would return the same entries as a view of a view. A single view is faster.
         return view_window(parameter, start, tgt_len, src_len)  # (1, H, T, S)
+    # `take_positions` makes no view of the rows if all are needed, and the same holds for columns.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)  # (H, T, l)
     window = take_positions(rows, dim=2, start=0, count=src_len)  # (H, T, S)
     return window[None]
@@ -70,9 +72,10 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
         tgt_len: The number of rows.
         src_len: The number of columns, which begin at 0.
     """
-    # A stride is the number of elements in memory from one head, row or column to the next. For example, a parameter of
-    # size (H, 10, 10) has the strides 100, 10 and 1. Its rows from 3 on begin at element 30, and the next row of the
-    # view is 10 elements further, too, even if the view has fewer than 10 columns. So the view keeps the strides.
+    # A stride is the number of elements in memory from one head, row or column to the next. So the value of head h, row
+    # i and column j of the parameter is the element
+    #     storage_offset + h * head_stride + i * row_stride + j * column_stride.
+    # Row i of the view is row `start + i` of the parameter. So the view has the same strides, and only begins later.
     head_stride, row_stride, column_stride = parameter.stride()
     first_dimension_stride = 0  # It has no effect, because the first dimension of the view has the size 1.
     first_element = parameter.storage_offset() + start * row_stride
@@ -86,13 +89,11 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
 def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     """Returns the values of a parameter for all distances that occur between the rows and columns of a call.
 
-    The distance from row i to column j is ``j - i``. The smallest distance is that from the last row to column 0, and
-    the largest distance is that from the first row to the last column.
+    The distance from row i to column j is ``j - i``. The parameter has the values of the distances from -m to m. A
+    distance below -m gets the value of -m, and a distance above m gets the value of m.
 
-    The parameter has the values of the distances from -m to m. A distance below -m gets the value of -m, and a distance
-    above m gets the value of m. For example, a parameter a b c d e has the values of the distances -2 to 2. A call with
-    a single row at position 3 and five columns has the distances -3 to 1, so it gets a a b c d. The comments below have
-    the numbers of this example.
+    For example, a parameter a b c d e has the values of the distances -2 to 2. A call with a single row at position 3
+    and five columns has the distances -3 to 1, so it gets a a b c d. The comments have the numbers of this example.
 
     Args:
         parameter: (H, 2 m + 1), a value for each distance from -m to m.
@@ -102,21 +103,32 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
         (1, H, 1, T + S - 1), from the smallest distance to the largest
     """
     max_distance = (parameter.size(1) - 1) // 2  # m = 2
-    first_row = inputs.start  # 3
-    last_row = first_row + inputs.x.size(0) - 1  # 3
-    last_column = inputs.src_len - 1  # 4
-    smallest_distance = 0 - last_row  # -3: from the last row to column 0
-    largest_distance = last_column - first_row  # 1: from the first row to the last column
-    # The parameter covers the distances -2 to 1 of the call, whose values are a b c d.
-    first_covered = max(smallest_distance, -max_distance)  # -2
-    last_covered = min(largest_distance, max_distance)  # 1
-    num_covered = last_covered - first_covered + 1  # 4
-    index_of_first_covered = first_covered + max_distance  # 0: distance -m has the index 0
-    covered_values = parameter.narrow(dim=1, start=index_of_first_covered, length=num_covered)
-    num_below = first_covered - smallest_distance  # 1: distance -3 is below -m
-    num_above = largest_distance - last_covered  # 0: no distance is above m
+    smallest, largest = find_distance_range(inputs)  # -3 and 1
+    # The parameter covers the distances -2 to 1 of the call. At least distance 0, from a row to itself, is covered.
+    first_covered = max(smallest, -max_distance)  # -2
+    last_covered = min(largest, max_distance)  # 1
+    covered_values = parameter.narrow(  # a b c d
+        dim=1,
+        start=first_covered + max_distance,  # 0, because the value of distance -m has the index 0
+        length=last_covered - first_covered + 1,  # 4
+    )
+    num_below = first_covered - smallest  # 1: distance -3 is below -m
+    num_above = largest - last_covered  # 0: no distance is above m
     values = add_end_values(covered_values, parameter, num_below, num_above)
     return values[None, :, None]
+
+
+def find_distance_range(inputs: Inputs) -> tuple[int, int]:
+    """Returns the smallest and the largest distance from a row to a column of a call, ``column - row``.
+
+    For example, a call with the rows 3 and 4 and the columns 0 to 4 has the distances from ``0 - 4 = -4`` to
+    ``4 - 3 = 1``.
+    """
+    first_row = inputs.start
+    last_row = first_row + inputs.x.size(0) - 1
+    first_column = 0
+    last_column = inputs.src_len - 1
+    return first_column - last_row, last_column - first_row
 
 
 def add_end_values(covered_values: Tensor, parameter: Tensor, num_below: int, num_above: int) -> Tensor:

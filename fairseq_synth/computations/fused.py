@@ -25,7 +25,7 @@ def refuses(
         return "the logits have no inner product"
     if value.size(0) > 1 and logits.is_shared():
         return "all sentences share the logits"
-    # The logits have an inner product, so that a second term is more than this.
+    # One of the terms is an inner product, as checked above.
     if on_cpu(value) and len(logits.terms()) > 1:
         return "there is more than an inner product, and torch's attention with a bias is slow on a CPU"
     if attn_mask is not None and not is_causal(attn_mask):
@@ -45,24 +45,24 @@ def compute(
 
     The rows of a sentence that consists of padding alone are computed too, and their results mean nothing.
     """
-    column_biases = [term for term in logits.biases if is_column_bias(term)]
-    other_biases = [term for term in logits.biases if not is_column_bias(term)]
-
     # Each product has a scale, but torch takes only one. It gets that of the first product, so that the query of this
     # product needs no multiplication. There is a first product, because `refuses` has refused logits without one.
     torch_scale = logits.products[0].scale
+    column_biases = [term for term in logits.biases if is_column_bias(term)]
     query, key = join_products(logits.products, column_biases, torch_scale, value)
 
+    other_biases = [term for term in logits.biases if not is_column_bias(term)]
     other_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
-    bias = sum_terms(other_terms, value)
+    bias = sum_terms(other_terms, value)  # None without other terms
+
     hides_future = is_causal(attn_mask)
-    if bias is None and key_padding_mask is None:
-        # Without a mask, torch itself can hide the future, which is faster.
-        mask = None
-        torch_hides_future = hides_future
-    else:
+    needs_mask = bias is not None or key_padding_mask is not None
+    if needs_mask:
         mask = make_mask(bias, key_padding_mask, hides_future, value)
-        torch_hides_future = False
+        torch_hides_future = False  # The mask hides it, if need be.
+    else:
+        mask = None
+        torch_hides_future = hides_future  # Without a mask, torch can do this itself, which is faster.
     out = call_torch(query, key, value, mask, dropout, torch_hides_future, torch_scale)
     return join_heads(out)
 
@@ -130,24 +130,30 @@ def join_products(products: list[Product], column_biases: list[Bias], torch_scal
         value: V, (B, H, T, d_h). Only its sizes, type and device are read.
     """
     bsz, num_heads, _, _ = value.size()
-    factors = []
-    for product in products:
-        # torch multiplies by `torch_scale`, so the factors are only multiplied by the rest of the product's own scale.
-        remaining_scale = product.scale / torch_scale
-        factors.append(apply_scale_and_weight(product.query, product.key, remaining_scale, product.weight))
-    for column_bias in column_biases:
-        factors.append(column_bias_as_product(column_bias, torch_scale, value))
-    joined = join_factors(factors, bsz, num_heads)
-    return Factors(in_type(joined.left, value.dtype), in_type(joined.right, value.dtype))
+    pairs = [product_for_torch(product, torch_scale) for product in products]
+    pairs += [column_bias_for_torch(column_bias, torch_scale, value) for column_bias in column_biases]
+    query, key = join_factors(pairs, bsz, num_heads)
+    return Factors(in_type(query, value.dtype), in_type(key, value.dtype))
 
 
-def column_bias_as_product(term: Bias, torch_scale: float, value: Tensor) -> Factors:
-    """Returns a query and key, (B, H, T, 8), with ``torch_scale * query @ key^T`` equal to a bias of each column.
+def product_for_torch(term: Product, torch_scale: float) -> Factors:
+    """Returns a query and key with ``torch_scale * query @ key^T`` equal to a term ``weight * scale * q @ k^T``.
 
-    One feature would be enough: the query 1 and the key b have the product b. But torch's kernels want a multiple of 8
-    features, so the bias is divided among 8 equal features. For example, torch_scale is 0.5, and a column has the bias
-    b. Each feature of the query is ``1 / (8 * 0.5) = 0.25``, and each feature of the column's key is b. The inner
-    product is ``8 * 0.25 * b = 2 b``, and torch_scale times this is b.
+    For example, if the scale of the product is 0.5 and torch_scale is 0.25, the query is multiplied by 2.
+    """
+    remaining_scale = term.scale / torch_scale
+    return apply_scale_and_weight(term.query, term.key, remaining_scale, term.weight)
+
+
+def column_bias_for_torch(term: Bias, torch_scale: float, value: Tensor) -> Factors:
+    """Returns a query and key, (B, H, T, 8), with ``torch_scale * query @ key^T`` equal to a bias times its weight.
+
+    A column has the bias b in all rows. One feature would be enough for the product 1 * b. But torch's kernels want a
+    multiple of 8 features, so there are 8 equal features, whose products add up:
+
+        feature of the query    q = weight / (8 * torch_scale)
+        feature of the key      b
+        result                  torch_scale * (q b + q b + ... + q b) = torch_scale * 8 * q b = weight * b
 
     Args:
         term: The bias, (B or 1, H or 1, 1, T), and its weight. If the weight is None, it is 1.
@@ -161,28 +167,29 @@ def column_bias_as_product(term: Bias, torch_scale: float, value: Tensor) -> Fac
     else:
         query_feature = term.weight * unweighted_feature  # (1, H, 1, 1)
     key_feature = term.bias.transpose(2, 3)  # (B or 1, H or 1, T, 1): the bias of a column belongs to its key
-    # All features are equal, so that they are one number in memory, which `expand` repeats.
+    # `expand` repeats a single number in memory for all rows and features.
     query = query_feature.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     key = key_feature.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     return Factors(query, key)
 
 
-def join_factors(factors: list[Factors], bsz: int, num_heads: int) -> Factors:
+def join_factors(pairs: list[Factors], bsz: int, num_heads: int) -> Factors:
     """Joins the features of all queries and of all keys, and returns one query (B, H, T, r) and one key (B, H, T, r).
 
-    The inner product of the returned query and key is the sum of the given inner products.
+    The inner product of the returned query and key is the sum of the given inner products, because it adds up the
+    products of all features.
 
     Args:
-        factors: The query (`Factors.left`) and the key (`Factors.right`) of each inner product, (B or 1, H or 1, T, r).
+        pairs: The query (`Factors.left`) and the key (`Factors.right`) of each inner product, (B or 1, H or 1, T, r).
             A dimension has the size 1 if all sentences or heads share the tensor.
         bsz: B.
         num_heads: H.
     """
-    is_joined_already = len(factors) == 1 and has_full_size(factors[0], bsz, num_heads)
+    is_joined_already = len(pairs) == 1 and has_full_size(pairs[0], bsz, num_heads)
     if is_joined_already:
-        return factors[0]
-    queries = [factor.left for factor in factors]
-    keys = [factor.right for factor in factors]
+        return pairs[0]
+    queries = [pair.left for pair in pairs]
+    keys = [pair.right for pair in pairs]
     return Factors(join_features(queries, bsz, num_heads), join_features(keys, bsz, num_heads))
 
 
@@ -205,17 +212,21 @@ def make_mask(bias: Tensor | None, key_padding_mask: Tensor | None, hides_future
         value: V, (B, H, T, d_h). Only its sizes and type are read.
     """
     bsz, num_heads, length, _ = value.size()
-    mask = bias
     if key_padding_mask is not None:
-        mask = add_padding(bias, key_padding_mask, value.dtype)
-    assert mask is not None, "neither a bias nor padding: there is nothing to add"
+        visible = add_padding(bias, key_padding_mask, value.dtype)
+    else:
+        assert bias is not None, "neither a bias nor padding: there is nothing to add"
+        visible = bias
     if hides_future:
         # Every row keeps a finite number, in its own column, so that no row becomes NaN.
-        mask = mask + future_mask(length, like=mask)
-    if mask.shape != (bsz, num_heads, length, length):
-        # The fused kernels take a view of the full size without copying it.
-        mask = mask.expand(bsz, num_heads, length, length)
-    return mask
+        mask = visible + future_mask(length, like=visible)
+    else:
+        mask = visible
+    full_size = (bsz, num_heads, length, length)
+    if mask.shape == full_size:
+        return mask
+    # The fused kernels take a view of the full size without copying it.
+    return mask.expand(full_size)
 
 
 def add_padding(bias: Tensor | None, key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -232,10 +243,11 @@ def add_padding(bias: Tensor | None, key_padding_mask: Tensor, dtype: torch.dtyp
     bsz, length = key_padding_mask.size()
     is_padding = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
     low_number = lowest(dtype) / 2
-    # In both lines, true counts as 1 and false as 0.
+    # As a number, `is_padding` is 1 at padding and 0 elsewhere.
     if bias is None:
         return is_padding.to(dtype) * low_number
-    return torch.add(bias, is_padding, alpha=low_number)  # bias + low_number * is_padding
+    # This is ``bias + low_number * is_padding``.
+    return torch.add(bias, is_padding, alpha=low_number)
 
 
 def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

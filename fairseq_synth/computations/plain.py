@@ -36,7 +36,8 @@ def compute(
         attn_mask=attn_mask,
         zero_rows_without_keys=may_hide_all_keys,
     )
-    weights = drop(weights.to(value.dtype), dropout, bsz)  # (B or 1, H, T, T)
+    # The weights are (B or 1, H, T, T). Dropout makes them different for each of the B sentences.
+    weights = drop(weights.to(value.dtype), dropout, bsz)
     out = weighted_sum(weights, value)  # (B, H, T, d_h)
     return join_heads(out)
 

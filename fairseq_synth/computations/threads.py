@@ -23,8 +23,8 @@ def compute_in_threads(
 ) -> None:
     """Computes ``function(item)`` for each item in several threads, and calls ``take_result(item, result)`` for each.
 
-    The function runs outside autocast and without gradients. The caller must have turned gradients off, as torch does
-    in an autograd function: if torch may use only one thread, the function runs in the thread of the caller.
+    The function runs outside autocast and without gradients. The caller must have turned gradients off already, as
+    torch does in an autograd function, because the function may run in the caller's thread.
 
     Args:
         function: Computes the result of an item, in any thread.
@@ -59,12 +59,13 @@ def compute_in_pool(
 ) -> None:
     """Computes ``function(item)`` for each item in a pool of threads, and calls ``take_result(item, result)`` for each.
 
-    The function runs in `num_threads` threads, each on one core, without gradients and outside autocast.
-    ``take_result`` runs in this thread, in the order of the items, while the pool computes later items.
+    * ``function`` runs in `num_threads` threads of the pool. torch computes on one core in each of them, without
+      gradients and outside autocast.
+    * ``take_result`` runs in this thread, in the order of the items, while the pool computes later items. torch
+      computes on one core here, too, because the pool keeps all cores busy.
     """
-    pool = thread_pool(os.getpid(), num_threads)  # A forked process gets a pool of its own.
+    pool = thread_pool(num_threads)
     compute = with_settings_of_this_thread(function)
-    # While the threads of the pool use all cores, `take_result` must not spread over them, too.
     with one_core_for_this_thread():
         # `map` starts all computations at once. Each step of the loop waits for the result of one item.
         results = pool.map(compute, items)
@@ -75,8 +76,9 @@ def compute_in_pool(
 def with_settings_of_this_thread(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
     """Returns the function for a thread of the pool: without gradients, and in inference mode if this thread is in it.
 
-    A thread of the pool has torch's default settings, and not those of the thread that started it. By default,
-    gradients are on, and inference mode and autocast are off.
+    A thread of the pool has torch's default settings, and not those of this thread. By default, gradients are on, so
+    that they are turned off here. Inference mode is off, but the results must be of the same kind as the tensors of
+    this thread. Autocast is off, as it should be.
     """
     caller_is_in_inference_mode = torch.is_inference_mode_enabled()
 
@@ -99,13 +101,18 @@ def one_core_for_this_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-@cache
-def thread_pool(process_id: int, num_threads: int) -> ThreadPoolExecutor:
-    """Returns a pool of `num_threads` threads, on each of which torch computes on one core.
+def thread_pool(num_threads: int) -> ThreadPoolExecutor:
+    """Returns this process's pool of `num_threads` threads, on each of which torch computes on one core.
 
-    A pool is made once and used again. A process that has been forked cannot use the threads of its parent, so
-    `process_id` tells their pools apart.
+    A pool is made once and used again. A process that has been forked cannot use the threads of its parent, and gets a
+    pool of its own.
     """
+    return new_thread_pool(num_threads, process_id=os.getpid())
+
+
+@cache
+def new_thread_pool(num_threads: int, process_id: int) -> ThreadPoolExecutor:
+    """Returns a new pool for each pair of arguments, and the same pool again for the same pair."""
     return ThreadPoolExecutor(num_threads, "tiles", initializer=use_one_core)
 
 

@@ -85,19 +85,8 @@ def compute(
     assert lengths is not None, "padding is not on the right, or a sentence is empty"
     has_shared_logits = bsz > 1 and logits.is_shared()
     blocks = divide_into_blocks(lengths, num_heads, has_shared_logits, causal=is_causal(attn_mask))
-
-    # Autograd sees a tensor only if it is an argument itself, and not if it is inside of an argument. So the tensors
-    # are taken out of the terms, and `TiledAttention` inserts them again. For example, the query of the first term has
-    # the name TensorName(term=0, field="query").
     terms = [cast_for_tiles(term, value.dtype) for term in logits.terms()]
-    tensors = collect_tensors(terms)  # {name: tensor}
-    plan = Plan(
-        blocks=blocks,
-        bare_terms=[remove_tensors(term) for term in terms],
-        tensor_names=list(tensors),
-        trained_names=[name for name, tensor in tensors.items() if tensor.requires_grad],
-    )
-    out = TiledAttention.apply(plan, value, *tensors.values())  # (B, H, T, d_h)
+    out = call_tiled_attention(blocks, terms, value)
     return join_heads(out)
 
 
@@ -262,20 +251,29 @@ class Block(NamedTuple):
     def cut(self, x: Tensor, field: str) -> Tensor:
         """Returns the part of a tensor for the block's sentences, heads and tokens, as a view.
 
+        For example, with n for `length`:
+
+        * A query has a row for each token. Its part is ``x[sentences, heads, :n]``.
+        * A bias also has a column for each token. Its part is ``x[sentences, heads, :n, :n]``.
+        * `Diagonals.values` has a number for each distance. With 4 tokens in the longest sentence of the batch, these
+          are the distances -3 to 3. With n = 2, the part is in the middle: the distances -1 to 1.
+
+        A dimension of size 1 stays whole, because all sentences, heads or rows share it.
+
         Args:
             x: A tensor of a term, such as a query or a bias, for the whole batch; or the gradient of such a tensor.
             field: The field of the term that the tensor is in, such as "query". It says what the dimensions are.
         """
         tokens = slice(0, self.length)
+        # The tensor has only some of these dimensions. `cut_dimensions` reads only the parts of those.
         parts = {
             Dimension.SENTENCES: self.sentences,
             Dimension.HEADS: self.heads,
             Dimension.ROWS: tokens,
             Dimension.COLUMNS: tokens,
         }
-        if Dimension.DISTANCES in DIMENSIONS[field]:
-            # If the longest sentence of the batch has 4 tokens, there are values for the distances -3 to 3. If the
-            # block has sentences of up to 2 tokens, it needs the values of the distances -1 to 1, in the middle.
+        has_distances = Dimension.DISTANCES in DIMENSIONS[field]
+        if has_distances:
             num_distances = x.size(-1)  # Distances are the last dimension.
             parts[Dimension.DISTANCES] = find_distances(self.length, num_distances)
         return cut_dimensions(x, field, parts)
@@ -290,7 +288,7 @@ class Block(NamedTuple):
     def normal_form(self, terms: Sequence[Term]) -> NormalForm:
         """Returns the sum of the block's terms in its normal form, ``query @ key^T + left (x) right + bias``.
 
-        The query and key are in contiguous memory.
+        The query and key are in contiguous memory, so that no tile has to copy them for its matrix product.
 
         Args:
             terms: The terms of the logits, with the block's parts of their tensors (`cut_terms`).
@@ -358,9 +356,11 @@ def divide_into_blocks(lengths: Sequence[int], num_heads: int, has_shared_logits
         has_shared_logits: Whether all sentences have the same logits.
         causal: Whether a row sees only the columns up to its own.
     """
-    # Without the causal mask, a tile may have all rows. With it, tiles of few rows save work, because the columns that
-    # come after the last row of a tile are not computed.
-    max_rows = CAUSAL_ROWS if causal else max(lengths)
+    if causal:
+        # Tiles of few rows save work, because the columns after the last row of a tile are not computed.
+        max_rows = CAUSAL_ROWS
+    else:
+        max_rows = max(lengths)  # A tile may have all rows.
     max_heads = count_heads_of_block(num_heads, torch.get_num_threads())
     if has_shared_logits:
         # Sentences of the same length then have the same weights, which are computed once for all of them.
@@ -431,7 +431,8 @@ def divide_by_sentences(
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
-    # All blocks have tiles of one size, which is right for the longest sentence.
+    # All tiles have the same numbers of rows, sentences and heads, which are right for the longest sentence. A block
+    # has the sentences and heads of a tile, and all rows.
     tile_size = choose_tile_size(max(lengths), num_sentences=len(lengths), max_rows=max_rows, max_heads=max_heads)
     for sentences in split_range(len(lengths), tile_size.sentences):
         block_lengths = lengths[sentences]
@@ -508,6 +509,29 @@ class Plan(NamedTuple):
     trained_names: list[TensorName]  # those of the tensors that need a gradient
 
 
+def call_tiled_attention(blocks: list[Block], terms: Sequence[Term], value: Tensor) -> Tensor:
+    """Returns ``softmax(S) V``, (B, H, T, d_h), computed by the autograd function `TiledAttention`.
+
+    Autograd computes gradients only for tensors that are arguments themselves, and not for tensors inside of a term. So
+    each tensor of the terms becomes an argument. The terms without their tensors, and the name of each tensor, become
+    the plan. For example, the query of the first term has the name TensorName(term=0, field="query").
+
+    Args:
+        blocks: Parts of the batch that together contain every sentence and head once.
+        terms: The terms that the logits S are a sum of.
+        value: V, (B, H, T, d_h).
+    """
+    tensors = collect_tensors(terms)  # {name: tensor}
+    plan = Plan(
+        blocks=blocks,
+        bare_terms=[remove_tensors(term) for term in terms],
+        tensor_names=list(tensors),
+        trained_names=[name for name, tensor in tensors.items() if tensor.requires_grad],
+    )
+    out: Tensor = TiledAttention.apply(plan, value, *tensors.values())
+    return out
+
+
 class TiledAttention(torch.autograd.Function):
     """Computes ``softmax(S) V``, (B, H, T, d_h), and its gradients. It saves nothing but its inputs.
 
@@ -555,6 +579,7 @@ class TiledAttention(torch.autograd.Function):
         """
         plan = ctx.plan
         value, *tensor_arguments = ctx.saved_tensors
+        # As in `forward`, each tensor is put back into the term from which it was taken.
         tensors = dict(zip(plan.tensor_names, tensor_arguments, strict=True))
         terms = insert_tensors(plan.bare_terms, tensors)
         gradients = differentiate_blocks(plan.blocks, terms, plan.trained_names, value, grad_out)
@@ -597,15 +622,15 @@ def compute_block(block: Block, terms: Sequence[Term], value: Tensor) -> Tensor:
         terms: The terms that the logits S are a sum of, for the whole batch.
         value: The values V of the whole batch, (B, H, T, d_h).
     """
-    # The sum of the terms, ``query @ key^T + left (x) right + bias``. It takes less memory than the logits themselves.
-    block_terms = block.cut_terms(terms)
-    block_normal = block.normal_form(block_terms)
     block_value = block.read(value)  # (sentences, heads, tokens, features)
+    # The logits of the block as ``query @ key^T + left (x) right + bias``, which takes less memory than the logits.
+    block_normal = block.normal_form(block.cut_terms(terms))
     block_out = torch.empty_like(block_value)
     for tile in block.tiles():
-        # A tile is some rows of the block. Under the causal mask, these see only the first columns, `tile.columns`.
+        # For example, the query of the tile's rows, and the key of its columns.
         tile_normal = tile.cut_normal_form(block_normal)
         weights = tile_weights(tile_normal, tile, block)  # (sentences, heads, rows, columns)
+        # Under the causal mask, the rows see only the first columns of the block.
         visible_value = block_value[:, :, tile.columns]
         block_out[:, :, tile.rows] = torch.matmul(weights.to(value.dtype), visible_value)
     return block_out
@@ -622,13 +647,26 @@ def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
         block: Some sentences and heads of the batch.
     """
     scores = writable_scores(tile_normal, tile, block)
-    # Autograd needs no record of the masks: a hidden logit has the weight 0, so that softmax gives it the gradient 0.
+    hide_columns_(scores, tile, block)
+    return torch.softmax(scores, dim=-1)
+
+
+def hide_columns_(scores: Tensor, tile: Tile, block: Block) -> None:
+    """Makes the logits of a tile minus infinity, in place, where a row may not see a column.
+
+    Autograd does not record this, and the gradients are right all the same: a hidden logit gets the weight 0, and the
+    gradient of softmax is 0 where the weight is 0.
+
+    Args:
+        scores: The logits of the tile, (sentences, heads, rows, columns).
+        tile: Some rows of the block, and the columns that they see.
+        block: Some sentences and heads of the batch.
+    """
     with torch.no_grad():
         if block.causal:
             hide_future_(scores, tile)  # This also hides all padding from tokens, because padding comes after them.
         elif block.hidden is not None:
             hide_padding_(scores, block.hidden)
-    return torch.softmax(scores, dim=-1)
 
 
 def hide_future_(scores: Tensor, tile: Tile) -> None:
@@ -669,6 +707,7 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     stands_for_all_heads = scores.size(1) != num_heads
     stands_for_all_rows = scores.size(2) != num_rows
     if is_bias_alone or stands_for_all_heads or stands_for_all_rows:
+        # `expand` repeats the head or row without memory, and `clone` then gives each of them memory of its own.
         return scores.expand(-1, num_heads, num_rows, -1).clone()
     return scores
 
@@ -705,24 +744,35 @@ def differentiate_blocks(
         grad_out: The gradient of the output, (B, H, T, d_h).
     """
     tensors = collect_tensors(terms)
-    grad_value = empty_like_values(value, blocks)  # 0 at padding, which is in no block
-    grad_sums = {name: zeros_for_sum(tensors[name]) for name in trained_names}
+    sums = Gradients(
+        value=empty_like_values(value, blocks),  # 0 at padding, which is in no block
+        tensors={name: zeros_for_sum(tensors[name]) for name in trained_names},  # in fp32 at least
+    )
 
     def differentiate_one(block: Block) -> Gradients:
         """Runs in several threads."""
         return differentiate_block(block, terms, trained_names, value, grad_out)
 
-    def write_and_add(block: Block, block_gradients: Gradients) -> None:
+    def add_one(block: Block, block_gradients: Gradients) -> None:
         """Runs in this thread, in the order of the blocks, so that the rounding of the sums is always the same."""
-        block.write(grad_value, block_gradients.value)
-        for name, block_grad in block_gradients.tensors.items():
-            # The block's sentences and heads of the sum. This is a view, so that adding to it changes the sum.
-            part_of_sum = block.cut(grad_sums[name], name.field)
-            part_of_sum.add_(block_grad)
+        add_block_gradients(sums, block, block_gradients)
 
-    compute_in_threads(differentiate_one, blocks, take_result=write_and_add)
-    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
-    return Gradients(grad_value, grad_tensors)
+    compute_in_threads(differentiate_one, blocks, take_result=add_one)
+    # Autograd wants the gradient of a tensor in the tensor's type.
+    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in sums.tensors.items()}
+    return Gradients(sums.value, grad_tensors)
+
+
+def add_block_gradients(sums: Gradients, block: Block, block_gradients: Gradients) -> None:
+    """Adds the gradients of a block to those of the whole batch, `sums`, in place.
+
+    Only the part of each sum for the block's sentences, heads and tokens changes. No other block has the same values,
+    so their gradient is written instead of added.
+    """
+    block.write(sums.value, block_gradients.value)
+    for name, block_grad in block_gradients.tensors.items():
+        part_of_sum = block.cut(sums.tensors[name], name.field)  # a view: adding to it changes the sum
+        part_of_sum.add_(block_grad)
 
 
 def differentiate_block(
@@ -734,6 +784,10 @@ def differentiate_block(
 ) -> Gradients:
     """Returns the gradients of a block's values, and of the block's parts of the tensors of the terms.
 
+    The forward pass has two steps: the terms are added up to the block's normal form, ``query @ key^T + left (x) right
+    + bias``, and the output is computed from the normal form and the values. The gradients go the other way: from the
+    output to the normal form and the values, and from the normal form to the tensors of the terms.
+
     Args:
         block: Some sentences and heads of the batch.
         terms: The terms of the logits, for the whole batch.
@@ -741,13 +795,22 @@ def differentiate_block(
         value: The values of the whole batch, (B, H, T, d_h).
         grad_out: The gradient of the output, of the same size.
     """
-    # Tensors of the terms -> normal form of the block, ``query @ key^T + left (x) right + bias``.
+    block_value = block.read(value)  # (sentences, heads, tokens, features)
+    block_grad_out = block.read(grad_out)  # of the same size
     recorded = record_normal_form(block, terms, trained_names)
-    # Gradient of the output -> gradients of the values and of the normal form.
-    tile_gradients = differentiate_tiles(block, recorded.normal, block.read(value), block.read(grad_out))
-    # Gradients of the normal form -> gradients of the tensors of the terms.
-    grad_tensors = differentiate_normal_form(recorded, tile_gradients.normal)
-    return Gradients(tile_gradients.value, grad_tensors)
+    grad_value, grad_normal = differentiate_tiles(block, recorded.normal, block_value, block_grad_out)
+    grad_tensors = differentiate_normal_form(recorded, grad_normal)
+    return Gradients(grad_value, grad_tensors)
+
+
+def new_leaf(tensor: Tensor, needs_gradient: bool) -> Tensor:
+    """Returns the tensor, as a view, as a *leaf* of autograd: a tensor at which autograd's record begins.
+
+    The gradient of whatever is computed from the leaf is passed back to the leaf, and no further.
+    """
+    leaf = tensor.detach()
+    leaf.requires_grad = needs_gradient
+    return leaf
 
 
 class RecordedNormalForm(NamedTuple):
@@ -760,8 +823,8 @@ class RecordedNormalForm(NamedTuple):
 def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Sequence[TensorName]) -> RecordedNormalForm:
     """Computes the normal form of a block again, while autograd records how it depends on the tensors of the terms.
 
-    For autograd, the block's part of each tensor becomes a *leaf*: a tensor at which the record begins. The gradients
-    of the leaves are computed later, from the gradient of the normal form (`differentiate_normal_form`).
+    The record begins at the block's part of each tensor (`new_leaf`). `differentiate_normal_form` later computes the
+    gradients of these parts from the gradient of the normal form.
 
     Args:
         block: Some sentences and heads of the batch.
@@ -771,11 +834,9 @@ def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Seque
     block_terms = block.cut_terms(terms)
     leaves = {}
     for name, tensor in collect_tensors(block_terms).items():
-        leaf = tensor.detach()
-        leaf.requires_grad = name in trained_names
-        leaves[name] = leaf
+        leaves[name] = new_leaf(tensor, needs_gradient=name in trained_names)
     terms_of_leaves = insert_tensors(block_terms, leaves)
-    with torch.enable_grad():
+    with torch.enable_grad():  # The backward pass itself runs without.
         normal = block.normal_form(terms_of_leaves)
     trained_leaves = {name: leaves[name] for name in trained_names}
     return RecordedNormalForm(normal, trained_leaves)
@@ -787,7 +848,8 @@ def differentiate_normal_form(
     """Returns the gradient of each tensor in `RecordedNormalForm.trained_leaves`.
 
     Args:
-        recorded: The normal form of a block, and the tensors that it was computed from.
+        recorded: The normal form of a block, ``query @ key^T + left (x) right + bias``, and the tensors that it was
+            computed from (the leaves of autograd's record).
         grad_normal: {field of `NormalForm`: its gradient}, for the fields that need one.
     """
     leaves = recorded.trained_leaves
@@ -815,7 +877,7 @@ class NormalFormGradients(NamedTuple):
 def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_out: Tensor) -> NormalFormGradients:
     """Returns the gradients of a block's values and of its normal form, computed tile by tile.
 
-    Both gradients are sums over the tiles.
+    A tile is some rows of the block, and the columns that they see. Both gradients are sums over the tiles.
 
     Args:
         block: Some sentences and heads of the batch.
@@ -824,19 +886,19 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         value: The block's values as `Block.read` returns them, (sentences, heads, tokens, features).
         grad_out: The gradient of the block's output, of the same size.
     """
-    grad_value = grad_out.new_empty(value.size())  # The first tile of the loop fills it.
-    grad_sums = {field: zeros_for_sum(tensor) for field, tensor in normal.tensors().items() if tensor.requires_grad}
-    *earlier_tiles, last_tile = block.tiles()
-    # The last tile comes first, because its last row sees all tokens, even under the causal mask. So this tile writes
-    # to all of `grad_value`, and the other tiles add to it.
-    assert last_tile.columns.stop == block.length
-    for tile in [last_tile, *reversed(earlier_tiles)]:
+    trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
+    grad_value = None  # The first tile of the loop makes this sum.
+    grad_normal = {field: zeros_for_sum(tensor) for field, tensor in trained.items()}
+    # The last tile comes first, because its last row sees all tokens, even under the causal mask. So its part of the
+    # values' gradient has the full size, and the other tiles can be added to it.
+    for tile in reversed(block.tiles()):
         # The weights of the tile are computed again, because the forward pass has not kept them.
-        recorded = record_weights(tile, block, normal)
+        recorded = record_weights(tile, block, normal, trained_fields=list(trained))
         tile_grad_out = grad_out[:, :, tile.rows]
-        add_value_gradient(grad_value, recorded.weights, tile_grad_out, tile, overwrites=tile is last_tile)
-        add_normal_form_gradients(grad_sums, recorded, tile_grad_out, value, tile)
-    return NormalFormGradients(grad_value, grad_sums)
+        grad_value = add_value_gradient(grad_value, recorded.weights, tile_grad_out, tile)
+        add_normal_form_gradients(grad_normal, recorded, tile_grad_out, value, tile)
+    assert grad_value is not None, "a block has at least one tile"
+    return NormalFormGradients(grad_value, grad_normal)
 
 
 class RecordedWeights(NamedTuple):
@@ -846,89 +908,91 @@ class RecordedWeights(NamedTuple):
     trained_leaves: dict[str, Tensor]  # {field of `NormalForm`: the tile's part of it}, for those that need a gradient
 
 
-def record_weights(tile: Tile, block: Block, normal: NormalForm) -> RecordedWeights:
+def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecordedWeights:
     """Computes the attention weights of a tile again, while autograd records how they depend on the normal form.
 
-    For autograd, the tile's part of each tensor of the normal form becomes a *leaf*: a tensor at which the record
-    begins. The gradients of the leaves are computed later, from the gradient of the weights
-    (`add_normal_form_gradients`).
+    The record begins at the tile's part of each tensor of the normal form (`new_leaf`). `differentiate_weights` later
+    computes the gradients of these parts from the gradient of the weights.
 
     Args:
         tile: Some rows of the block, and the columns that they see.
         block: Some sentences and heads of the batch.
-        normal: The logits of the block, as ``query @ key^T + left (x) right + bias``. A tensor of it that needs a
-            gradient has ``requires_grad``.
+        normal: The logits of the block, as ``query @ key^T + left (x) right + bias``.
+        trained_fields: The fields of `normal` that need a gradient, such as "query".
     """
+    tile_normal = tile.cut_normal_form(normal)
     leaves = {}
-    trained_leaves = {}  # those that need a gradient
-    for field, tensor in normal.tensors().items():
-        # For example, the field "query" is cut to the rows of the tile, and the field "key" to its columns.
-        leaf = tile.cut(tensor, field).detach()
-        leaves[field] = leaf
-        if tensor.requires_grad:
-            leaf.requires_grad = True
-            trained_leaves[field] = leaf
-    with torch.enable_grad():
+    for field, tensor in tile_normal.tensors().items():
+        leaves[field] = new_leaf(tensor, needs_gradient=field in trained_fields)
+    with torch.enable_grad():  # The backward pass itself runs without.
         weights = tile_weights(NormalForm(**leaves), tile, block)
+    trained_leaves = {field: leaves[field] for field in trained_fields}
     return RecordedWeights(weights, trained_leaves)
 
 
-def add_value_gradient(
-    grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile, overwrites: bool
-) -> None:
-    """Adds a tile's part of the gradient of the values, ``weights^T @ tile_grad_out``, to `grad_value` in place.
+def add_value_gradient(grad_value: Tensor | None, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> Tensor:
+    """Returns the gradient of a block's values after adding a tile's part, ``weights^T @ tile_grad_out``.
 
     Args:
-        grad_value: The gradient of the block's values, (sentences, heads, length, features), in contiguous memory.
+        grad_value: The sum over the tiles so far, (sentences, heads, length, features), which is changed in place. None
+            for the first tile, which must have all columns: the sum is then its part.
         weights: The attention weights of the tile, (sentences, heads, rows, columns).
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         tile: The tile, whose columns of `grad_value` are changed.
-        overwrites: Whether the product replaces the content of `grad_value`, instead of being added to it.
     """
-    # Only torch's products of three-dimensional tensors, `bmm` and `baddbmm_`, write into existing memory. So sentences
-    # and heads become one dimension of N = sentences * heads matrices.
     weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3)
+    if grad_value is None:
+        return torch.matmul(weights_transposed, tile_grad_out)
+    # `baddbmm_` adds a product without memory for the product, but takes only lists of N matrices. So sentences and
+    # heads become one dimension of N = sentences * heads.
     left = weights_transposed.flatten(0, 1)  # (N, columns, rows)
     right = tile_grad_out.flatten(0, 1)  # (N, rows, features)
     sentences, heads, length, features = grad_value.size()
-    grad_of_tokens = grad_value.view(sentences * heads, length, features)
-    # (N, columns, features). This is a view of `grad_value`, so that writing to it changes `grad_value`.
-    grad_of_columns = grad_of_tokens[:, tile.columns]
-    if overwrites:
-        torch.bmm(left, right, out=grad_of_columns)
-    else:
-        grad_of_columns.baddbmm_(left, right)
+    matrices = grad_value.view(sentences * heads, length, features)  # in the memory of `grad_value`
+    matrices[:, tile.columns].baddbmm_(left, right)
+    return grad_value
 
 
 def add_normal_form_gradients(
-    grad_sums: Mapping[str, Tensor],
+    grad_normal: Mapping[str, Tensor],
     recorded: RecordedWeights,
     tile_grad_out: Tensor,
     value: Tensor,
     tile: Tile,
 ) -> None:
-    """Adds a tile's part of the gradients of the block's normal form to `grad_sums` in place.
+    """Adds a tile's part of the gradients of the block's normal form to `grad_normal` in place.
 
-    The normal form is ``query @ key^T + left (x) right + bias``. For example, the tile's gradient of the query is added
-    to the tile's rows of ``grad_sums["query"]``, and that of the key to the tile's columns of ``grad_sums["key"]``.
+    For example, the tile's gradient of the query is added to the tile's rows of ``grad_normal["query"]``, and that of
+    the key to the tile's columns of ``grad_normal["key"]``.
 
     Args:
-        grad_sums: {field of `NormalForm`: the sum of its gradients so far, for all rows of the block}.
-        recorded: The attention weights of the tile, and the leaves {field of `NormalForm`: the tile's part of its
-            tensor}. Autograd has recorded how the weights are computed from the leaves.
+        grad_normal: {field of `NormalForm`: the sum of its gradients so far, for the whole block}.
+        recorded: The attention weights of the tile.
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         value: The values of the block, (sentences, heads, length, features).
         tile: The tile, whose rows and columns of the sums are changed.
     """
+    visible_value = value[:, :, tile.columns]
+    tile_gradients = differentiate_weights(recorded, tile_grad_out, visible_value)
+    for field, tile_grad in tile_gradients.items():
+        part_of_sum = tile.cut(grad_normal[field], field)  # a view: adding to it changes the sum
+        part_of_sum.add_(tile_grad)
+
+
+def differentiate_weights(recorded: RecordedWeights, tile_grad_out: Tensor, visible_value: Tensor) -> dict[str, Tensor]:
+    """Returns {field of `NormalForm`: the gradient of the tile's part of it} for each of `trained_leaves`.
+
+    Args:
+        recorded: The attention weights of the tile.
+        tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
+        visible_value: The values of the tile's columns, (sentences, heads, columns, features).
+    """
     leaves = recorded.trained_leaves
     if not leaves:
-        return
+        return {}
     # The output is ``weights @ visible_value``, so the gradient of the weights is ``grad_out @ visible_value^T``.
-    visible_value = value[:, :, tile.columns]
     grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3))
     # The weights are in fp32 at least, even if the values are in half precision. Autograd wants the same type.
     grad_weights = grad_weights.to(recorded.weights.dtype)
     grads = torch.autograd.grad(recorded.weights, list(leaves.values()), grad_weights)
-    for field, grad in zip(leaves, grads, strict=True):
-        part_of_sum = tile.cut(grad_sums[field], field)  # a view: adding to it changes the sum
-        part_of_sum.add_(grad)
+    return dict(zip(leaves, grads, strict=True))
