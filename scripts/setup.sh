@@ -57,15 +57,9 @@ progress() {
     done
 }
 install() {
-    # pip would compile all modules to bytecode on one core. `compile_modules` uses all cores.
-    local pip=("$root/.venv/bin/python" -m pip install --no-compile --progress-bar off --disable-pip-version-check)
+    local pip=("$root/.venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check)
     printf '+ %s\n' "$(printf '%q ' "${pip[@]}" "$@")"
     [ -n "${DRY_RUN:-}" ] || "${pip[@]}" "$@" | progress
-}
-# Compiles all installed modules to bytecode, so that no command has to do this when it starts. Some packages contain
-# templates of Python files that do not compile, which -qq ignores.
-compile_modules() {
-    run "$root/.venv/bin/python" -m compileall -qq -j 0 "$root/.venv/lib" || true
 }
 case $(version "$python") in
     3.11) install -c "$root/constraints.txt" -e "${root}[dev]" ;;
@@ -75,7 +69,6 @@ case $(version "$python") in
         install -e "${root}[dev]"
         ;;
 esac
-compile_modules
 if [ -z "${DRY_RUN:-}" ]; then
     printf '%s\n' "$wanted" > "$stamp"
     done_message
