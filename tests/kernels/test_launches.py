@@ -579,9 +579,7 @@ def test_every_launch_fits_into_a_gpu(architecture, dtype, width, specs, chosen_
 
 
 @interpreted
-@pytest.mark.parametrize(
-    "architecture, chosen_specs", [(80, []), (90, ["random+vanilla"]), (120, ["dense+vanilla"])]
-)
+@pytest.mark.parametrize("architecture, chosen_specs", [(80, []), (90, ["random+vanilla"]), (120, ["dense+vanilla"])])
 def test_every_launch_with_dropout_fits_into_a_gpu(architecture, chosen_specs, all_lengths):
     """120 are the GPUs of Blackwell outside data centers."""
     specs = MIXTURES if all_lengths else chosen_specs
