@@ -7,6 +7,7 @@ import sys
 import pytest
 
 import fairseq_synth
+from fairseq_synth.config import stack_flag
 from fairseq_synth.host.repairs import REPAIRS
 from recipes.catalog import TABLES
 from recipes.steps import ROOT
@@ -94,3 +95,11 @@ def test_every_repair_is_listed():
 def test_the_citation_has_the_version_of_the_package():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {fairseq_synth.__version__}\n" in citation
+
+
+def test_the_page_on_setting_up_names_the_default_function():
+    """The default is that of a model whose architecture sets no function, as in a program in Python."""
+    for stack in ("encoder", "decoder"):
+        default = stack_flag(stack).field.default
+        row = next(line for line in TEXT["docs/setup.md"].splitlines() if line.startswith("| `--encoder-synthesizer`"))
+        assert f"otherwise `{default}`" in row
