@@ -46,13 +46,13 @@ class Sizes(NamedTuple):
 
     short_shapes: list[str]  # shapes with short sentences, for self-attentions and training steps
     square_shape: str  # the largest shape of a self-attention with padding
-    causal_shape: str  # of a causal self-attention
-    large_step_shape: str  # of a training step with a large batch
+    causal_shape: str  # the shape of a causal self-attention
+    large_step_shape: str  # the shape of a training step with a large batch
     memory_shape: str
     rounds: str
     block_rounds: str  # more, as a round of a self-attention takes milliseconds, which vary
     vocabulary_flags: list[str]  # with the size of the vocabulary of a training step; empty: the default
-    generation_flags: list[str]  # of a beam search
+    generation_flags: list[str]  # the flags of a beam search
 
 
 REAL = Sizes(

@@ -71,7 +71,8 @@ def time_column(cells: list[Cell], settings: dict[str, Any], out: Path) -> None:
         out: the folder of data and runs.
     """
     baseline = cells[0]
-    table, column = baseline.table, baseline.column
+    table = baseline.table
+    column = baseline.column
     recipe = RECIPES[column.recipe]
     say(f"{column.name}: one update of each model in turns, {WARM_UP + ROUNDS} rounds")
     update_functions = {}

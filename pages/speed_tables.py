@@ -65,8 +65,8 @@ def speed_table(name: str) -> str:
     come after the last part.
     """
     paragraphs = []
-    models: list[str] = []  # of all parts
-    benchmarks: list[Benchmark] = []  # of all parts
+    models: list[str] = []  # the models of all parts
+    benchmarks: list[Benchmark] = []  # the benchmarks of all parts
     for part in SPEED_TABLES[name]:
         columns = load_columns(part)
         models_of_part = sort_models(list_models(columns))

@@ -80,7 +80,7 @@ def describe_numbers_of_seeds(numbers: Sequence[int]) -> str:
 
 # Sizes in inches.
 HEIGHT_OF_TITLE_AXIS_AND_CAPTION = 1.3
-HEIGHT_OF_SCORES_LINE = 0.27  # of one model
+HEIGHT_OF_SCORES_LINE = 0.27  # the height of the line of one model
 
 
 def draw_scores(name: str, table: Table, column: Column) -> Picture:

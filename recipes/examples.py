@@ -160,7 +160,7 @@ def split_off(examples: Sequence[Example], share: float) -> Division:
     different_groups = list(dict.fromkeys(group_of_each_example))
     number_drawn = round(len(different_groups) * share)
     if number_drawn == 0 and different_groups:
-        number_drawn = 1  # of a few groups, too
+        number_drawn = 1  # One group is drawn even if there are only a few.
     drawn_groups = set(random.Random(SEED).sample(different_groups, number_drawn))
     division = Division(kept=[], drawn=[])
     for group, example in zip(group_of_each_example, examples):
@@ -623,7 +623,8 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
         return spans[mark].end - spans[mark].start
 
     inner_mark, outer_mark = sorted(spans, key=length)  # the shorter span and the longer one, if one contains the other
-    inner, outer = spans[inner_mark], spans[outer_mark]
+    inner = spans[inner_mark]
+    outer = spans[outer_mark]
     # Of two marks at the same index, the first in this list comes first in the text. So a span is closed before the
     # other is opened, the inner span is closed before the outer one, and the outer span is opened before the inner one.
     insertions = [
@@ -648,7 +649,7 @@ def insert(text: str, insertions: Sequence[Insertion]) -> str:
     Insertions at the same index keep the order that they have in the list.
     """
     parts: list[str] = []
-    start = 0  # of the text after the last insertion
+    start = 0  # the index of the text after the last insertion
     for insertion in sorted(insertions, key=lambda insertion: insertion.before):
         parts += [text[start : insertion.before], insertion.inserted]
         start = insertion.before

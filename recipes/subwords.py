@@ -297,7 +297,7 @@ def learn_pieces(files: Sequence[Path], model: Path, *, size: int, block_size: i
                 vocab_size=size,
                 hard_vocab_limit=False,  # a small text has fewer pieces
                 character_coverage=1.0,  # French and German have few characters, so all can be pieces
-                input_sentence_size=10_000_000,  # of a longer text, so many lines are drawn at random
+                input_sentence_size=10_000_000,  # SentencePiece draws this many lines from a longer text
                 max_sentence_length=1 << 20,  # bytes: an article may be one line
                 shuffle_input_sentence=True,
                 user_defined_symbols=marks,

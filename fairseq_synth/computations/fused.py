@@ -213,15 +213,15 @@ def make_mask(bias: Tensor | None, key_padding_mask: Tensor | None, hides_future
     """
     bsz, num_heads, length, _ = value.size()
     if key_padding_mask is not None:
-        visible = add_padding(bias, key_padding_mask, value.dtype)
+        bias_and_padding = add_padding(bias, key_padding_mask, value.dtype)
     else:
         assert bias is not None, "neither a bias nor padding: there is nothing to add"
-        visible = bias
+        bias_and_padding = bias
     if hides_future:
         # Every row keeps a finite number, in its own column, so that no row becomes NaN.
-        mask = visible + future_mask(length, like=visible)
+        mask = bias_and_padding + future_mask(length, like=bias_and_padding)
     else:
-        mask = visible
+        mask = bias_and_padding
     full_size = (bsz, num_heads, length, length)
     if mask.shape == full_size:
         return mask

@@ -796,7 +796,7 @@ def differentiate_block(
         grad_out: The gradient of the output, of the same size.
     """
     block_value = block.read(value)  # (sentences, heads, tokens, features)
-    block_grad_out = block.read(grad_out)  # of the same size
+    block_grad_out = block.read(grad_out)  # (sentences, heads, tokens, features)
     recorded = record_normal_form(block, terms, trained_names)
     grad_value, grad_normal = differentiate_tiles(block, recorded.normal, block_value, block_grad_out)
     grad_tensors = differentiate_normal_form(recorded, grad_normal)

@@ -132,33 +132,19 @@ def repair(
 
     def register(function: Any) -> Any:
         """Registers the decorated function, and returns it unchanged."""
-        register_replacement(function, places, symptom=symptom, versions=versions, is_needed=is_needed)
+
+        def apply() -> bool:
+            """Replaces the functions if that is needed; returns True if at least one of them was replaced now."""
+            if not is_needed():
+                return False
+            changes = [replace(place, function) for place in places]
+            return any(changes)
+
+        # The name of the decorated function is the name by which users switch the repair off.
+        REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply, places=places)
         return function
 
     return register
-
-
-def register_replacement(
-    function: Callable[..., Any],
-    places: tuple[Place, ...],
-    *,
-    symptom: str,
-    versions: str,
-    is_needed: Callable[[], bool],
-) -> None:
-    """Registers a repair that puts `function` in the place of functions of fairseq, torch or Python.
-
-    The name of the repair is that of `function`. The arguments are those of `repair`.
-    """
-
-    def apply() -> bool:
-        """Replaces the functions if that is needed; returns True if at least one of them was replaced now."""
-        if not is_needed():
-            return False
-        changes = [replace(place, function) for place in places]
-        return any(changes)
-
-    REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply, places=places)
 
 
 def apply_repairs() -> None:

@@ -256,7 +256,7 @@ class CallNumbers(NamedTuple):
     bias_row_columns: int
     matrix_rows: int
     matrix_columns: int
-    scale: float  # of the product of queries and keys
+    scale: float  # the scale of the product of queries and keys
     dropout: float  # the probability of dropping an attention weight
 
 
@@ -287,8 +287,8 @@ class AdditionNumbers(NamedTuple):
     matrix_rows: int
     matrix_columns: int
     row_parts: int  # parts of the gradient of the weight of the outer product
-    column_parts: int  # of the weights of product, dense and bias_row
-    matrix_parts: int  # of the weight of the matrix
+    column_parts: int  # parts of the gradients of the weights of product, dense and bias_row
+    matrix_parts: int  # parts of the gradient of the weight of the matrix
 
 
 class AdditionBlocks(NamedTuple):

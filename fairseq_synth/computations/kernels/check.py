@@ -143,7 +143,7 @@ class CopiedCall(NamedTuple):
     """Copies of the tensors of a call, which are leaves, or views of leaves."""
 
     value: Tensor
-    terms: list[Term]  # of the logits
+    terms: list[Term]  # the terms of the logits
     leaves: dict[str, Tensor]  # by names that say what is in them
 
     def leaves_with_gradients(self) -> dict[str, Tensor]:

@@ -250,7 +250,7 @@ def removal(models: Sequence[Model]) -> Picture:
     There is a row of panels for the loss, one for BLEU if every model has it, and a column for each kind of attention.
     """
     metrics = ["loss"]
-    labels = [loss_label(models)]  # of the vertical axes, one for each metric
+    labels = [loss_label(models)]  # the label of the vertical axis for each metric
     if has_bleu_of_removal(models):
         metrics.append("bleu")
         labels.append("BLEU")

@@ -20,7 +20,7 @@ MOST_COLUMNS = 6
 
 # All sizes are in inches.
 PANEL_HEIGHT = 0.5
-SPACER_HEIGHT = 0.15  # of an empty row between two kinds of attention
+SPACER_HEIGHT = 0.15  # the height of an empty row between two kinds of attention
 MARGINS = Margins(
     left=1.3,  # for the names of the models, and for the legend
     right=0.1,
