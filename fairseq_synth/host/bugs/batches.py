@@ -40,8 +40,8 @@ def resume_with_the_same_batches(
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
     iterator = original(self, dataset, *args, **arguments_for_epoch_1)
-    # The batches are formed now. Later, the iterator reads its epoch only to count the epochs and to shuffle the batches.
-    # So it needs the current epoch.
+    # The batches are formed now. Later, the iterator only reads its epoch to count the epochs and to shuffle the
+    # batches. So it needs the current epoch.
     iterator.epoch = current_epoch
     return iterator
 
