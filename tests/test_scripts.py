@@ -194,6 +194,30 @@ def test_the_examples_translate(folder, monkeypatch, capsys):
     ],
 )
 def test_single_tests_run_without_workers(keyword, arguments, num_workers, request):
-    (conftest,) = [plugin for plugin in request.config.pluginmanager.get_plugins() if hasattr(plugin, "describe_run")]
     config = SimpleNamespace(option=SimpleNamespace(keyword=keyword), args=arguments)
-    assert conftest.pytest_xdist_auto_num_workers(config) == num_workers
+    assert find_conftest(request).pytest_xdist_auto_num_workers(config) == num_workers
+
+
+@pytest.mark.parametrize(
+    "keyword, result",
+    [
+        ("test_average", True),  # the file is left out
+        ("test_boat", None),  # pytest decides, as it would without this hook
+        ("test_BOAT", None),
+        ("average", None),  # may be part of a parameter, which does not occur in the file
+        ("test_train", None),  # the name of a file
+        ("", None),
+    ],
+)
+def test_files_without_the_name_of_the_test_are_left_out(keyword, result, tmp_path, request):
+    file = tmp_path / "test_ships.py"
+    file.write_text("def test_boat(): pass")
+    config = SimpleNamespace(option=SimpleNamespace(keyword=keyword))
+    assert find_conftest(request).pytest_ignore_collect(file, config) is result
+    assert find_conftest(request).pytest_ignore_collect(tmp_path, config) is None
+
+
+def find_conftest(request):
+    """Returns the module tests/conftest.py, which pytest has loaded."""
+    (conftest,) = [plugin for plugin in request.config.pluginmanager.get_plugins() if hasattr(plugin, "describe_run")]
+    return conftest
