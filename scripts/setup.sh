@@ -41,7 +41,10 @@ echo "== making the environment in .venv, once"
 venv=("$python" -m venv)
 case $(cat "$stamp" 2> /dev/null || true) in
     '' | "$root "*) ;;
-    *) venv+=(--clear) ;; # it was moved or copied: its programs name the interpreter at the old place
+    *) # it was moved or copied: its programs name the interpreter at the old place
+        [ ! -L "$root/.venv" ] || die ".venv is a link to the environment of another folder, which would be emptied; remove the link"
+        venv+=(--clear)
+        ;;
 esac
 run "${venv[@]}" "$root/.venv"
 # Shows how far pip has come: a line for each package, and what it downloads. Errors and warnings are shown whole.

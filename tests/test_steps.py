@@ -146,6 +146,21 @@ def test_an_environment_that_was_copied_is_made_anew(tmp_path):
         assert done.returncode == 0 and ("-m venv --clear " in done.stdout) == is_anew, done.stdout + done.stderr
 
 
+def test_the_environment_of_another_folder_is_not_emptied(tmp_path):
+    for folder in ("mine", "other"):
+        (tmp_path / folder).mkdir()
+        shutil.copytree(ROOT / "scripts", tmp_path / folder / "scripts")
+        for name in ("setup.py", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, tmp_path / folder)
+    (tmp_path / "other" / ".venv").mkdir()
+    (tmp_path / "other" / ".venv" / "installed").write_text(f"{tmp_path}/other another digest  -\n")
+    (tmp_path / "mine" / ".venv").symlink_to(tmp_path / "other" / ".venv")
+
+    done = run_script(tmp_path / "mine" / "scripts" / "setup.sh", env={"DRY_RUN": "1"})
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: .venv is a link to the environment of another folder")
+
+
 def test_errors_are_one_line(tmp_path):
     """A mistake of the user's, one of the system's, no environment, and a pipe that is closed early."""
     for folder in ("scripts", "recipes"):
