@@ -67,7 +67,7 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     ngrams = output.unfold(1, n, 1)  # (hypotheses, n-grams, n): "a b c", "b c a", "c a b", which are one token apart
     beginnings = ngrams[:, :, : n - 1]  # (hypotheses, n-grams, n - 1): "a b", "b c", "c a"
     last_tokens = ngrams[:, :, n - 1]  # (hypotheses, n-grams): "c", "a", "b"
-    # The index -(n - 1) would be wrong for n = 1: a beginning has no token then, but output[:, -0:] is the whole output.
+    # The index -(n - 1) would be wrong for n = 1, where a beginning has no token: output[:, -0:] is the whole output.
     next_beginning = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1): "a b"
     # If n is 1, beginnings have no tokens, so all are equal, and each token of the output is forbidden.
     has_same_beginning = (beginnings == next_beginning).all(dim=2)  # (hypotheses, n-grams): True, False, False
