@@ -9,6 +9,7 @@ fairseq-generate does; tokens are those that it writes, which may differ between
 """
 
 import argparse
+import functools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,12 +62,13 @@ class RandomModel:
             min_len=args.tokens,
         )
         self.sample = {"net_input": make_random_source(args)}
-        self.num_tokens = args.sentences * args.tokens  # the number of tokens that a call of `translate` writes
+        self.num_tokens = args.sentences * args.tokens
 
-    def translate(self) -> None:
-        """Searches for the translations of the batch."""
+    def translate(self) -> int:
+        """Searches for the translations of the batch, and returns how many tokens they have."""
         with torch.no_grad():
             self.generator.forward(self.sample)
+        return self.num_tokens
 
 
 def make_random_source(args: argparse.Namespace) -> dict[str, torch.Tensor]:
@@ -102,15 +104,15 @@ class Checkpoint:
         self.generator = self.task.build_generator([self.model], config.generation)
         self.generator.beam_size = args.beam  # in place of that in the configuration of the checkpoint
         self.batches = load_test_batches(self.task, args.device)
-        self.num_tokens = 0  # the number of tokens that the last call of `translate` wrote
 
-    def translate(self) -> None:
-        """Searches for the translations of the test set, and counts their tokens."""
-        self.num_tokens = 0
+    def translate(self) -> int:
+        """Searches for the translations of the test set, and returns how many tokens they have."""
+        num_tokens = 0
         for batch in self.batches:
             for hypotheses in self.task.inference_step(self.generator, [self.model], batch):
                 best_hypothesis = hypotheses[0]
-                self.num_tokens += len(best_hypothesis["tokens"])
+                num_tokens += len(best_hypothesis["tokens"])
+        return num_tokens
 
 
 def load_test_batches(task: Any, device: str) -> list[Any]:
@@ -147,13 +149,17 @@ def compare_translations(
     Returns:
         {name: {``ratio``, the median over the rounds; ``lowest`` and ``highest``, of a round}}.
     """
-    functions: dict[str, Function] = {name: model.translate for name, model in models.items()}
-    comparisons = compare_with_stock(functions, args.device, args.rounds)
-    # `translate` has been called, and has set `num_tokens` of each model to the number of tokens that it writes.
-    baseline_tokens = models[STOCK].num_tokens
+    num_tokens: dict[str, int] = {}  # {name: how many tokens the model writes in each round}
+
+    def translate(name: str) -> None:
+        """Translates by a model, and keeps how many tokens it has written."""
+        num_tokens[name] = models[name].translate()
+
+    functions: dict[str, Function] = {name: functools.partial(translate, name) for name in models}
+    comparisons = compare_with_stock(functions, args.device, args.rounds)  # calls each function, which fills num_tokens
     rows = {}
     for name, comparison in comparisons.items():
-        rows[name] = convert_to_token_rates(comparison, models[name].num_tokens, baseline_tokens)
+        rows[name] = convert_to_token_rates(comparison, num_tokens[name], baseline_tokens=num_tokens[STOCK])
     return rows
 
 

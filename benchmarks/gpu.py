@@ -163,7 +163,7 @@ class PartFiles(NamedTuple):
 
     result: Path
     unfinished: Path  # the result while the command is running, so that a command that fails leaves no result
-    command: Path  # the command that the result is of
+    template: Path  # the command that the result is of, with the word `RESULT` in place of the path of the result
     log: Path  # the output of the command
 
     @classmethod
@@ -172,7 +172,7 @@ class PartFiles(NamedTuple):
         return cls(
             result=folder / f"{part}.json",
             unfinished=folder / f"{part}.new",
-            command=folder / f"{part}.command",
+            template=folder / f"{part}.command",
             log=folder / f"{part}.log",
         )
 
@@ -188,19 +188,30 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
         whether the part has a result now.
     """
     files = PartFiles.in_folder(args.out, part)
-    command = list_commands(args)[part.removesuffix("+kernels")]  # has the word `RESULT` where its output file stands
-    if has_result(files, command):
+    # The command without the path of its result. So the folder of the results may be moved, and its results still fit.
+    template = list_commands(args)[part.removesuffix("+kernels")]
+    if has_result(files, template):
         print(f"{part}: has a result in {files.result}")
         return True
-    prepare_files(files, command)
-    arguments = [str(files.unfinished) if word == RESULT else word for word in command]
-    print(f"{part}: {sys.executable} {' '.join(arguments)}", flush=True)
-    problem = run_python(arguments, with_kernels=uses_kernels(part), dry=args.dry, log=files.log)
+    prepare_files(files, template)
+    command = fill_in_result(template, files.unfinished)
+    print(f"{part}: {sys.executable} {' '.join(command)}", flush=True)
+    problem = run_python(command, with_kernels=uses_kernels(part), dry=args.dry, log=files.log)
     if problem:
         print(f"{part}: {problem}; its output is in {files.log}")
         return False
-    finish_result(files, arguments)
+    finish_result(files, command)
     return True
+
+
+def fill_in_result(template: list[str], result: Path) -> list[str]:
+    """Returns a command with the path of its result: ["step.py", "--out", "OUT"] -> ["step.py", "--out", "a.new"].
+
+    Args:
+        template: the command with the word `RESULT`, which is "OUT", in place of the path.
+        result: the path, which is a.new in the example.
+    """
+    return [str(result) if word == RESULT else word for word in template]
 
 
 def uses_kernels(part: str) -> bool:
@@ -208,47 +219,46 @@ def uses_kernels(part: str) -> bool:
     return part.endswith("+kernels") or part == "correct"
 
 
-def prepare_files(files: PartFiles, command: list[str]) -> None:
-    """Removes the results that an earlier run of a part has left, and writes the part's command to a file."""
+def prepare_files(files: PartFiles, template: list[str]) -> None:
+    """Removes the results that an earlier run of a part has left, and writes the template of its command to a file."""
     files.result.unlink(missing_ok=True)  # the result of another command
     files.unfinished.unlink(missing_ok=True)
-    files.command.write_text(" ".join(command))
+    files.template.write_text(" ".join(template))
 
 
-def finish_result(files: PartFiles, arguments: list[str]) -> None:
-    """Gives the result of a command that has succeeded its final name. `arguments`: the arguments of the command."""
+def finish_result(files: PartFiles, command: list[str]) -> None:
+    """Gives the result of a command that has succeeded its final name."""
     if not files.unfinished.exists():  # pytest writes no result
-        write_summary(files, arguments)
+        write_summary(files, command)
     files.unfinished.rename(files.result)
 
 
-def write_summary(files: PartFiles, arguments: list[str]) -> None:
-    """Writes the result of a command that writes none: its arguments, and the last line of its output.
+def write_summary(files: PartFiles, command: list[str]) -> None:
+    """Writes the result of a command that writes none: the command, and the last line of its output.
 
     This line is pytest's summary, such as "81 passed in 95.20s". It is written as a list, which is empty if the command
     has printed nothing.
     """
     last_lines = files.log.read_text().splitlines()[-1:]
-    files.unfinished.write_text(json.dumps({"command": arguments, "summary": last_lines}, indent=2))
+    files.unfinished.write_text(json.dumps({"command": command, "summary": last_lines}, indent=2))
 
 
-def has_result(files: PartFiles, command: list[str]) -> bool:
-    """Returns whether there is a result, and whether it is the result of this command."""
-    if not files.result.exists() or not files.command.exists():
+def has_result(files: PartFiles, template: list[str]) -> bool:
+    """Returns whether there is a result, and whether it is the result of the command with this template."""
+    if not files.result.exists() or not files.template.exists():
         return False
-    return files.command.read_text() == " ".join(command)
+    return files.template.read_text() == " ".join(template)
 
 
-def run_python(arguments: list[str], with_kernels: bool, dry: bool, log: Path) -> str:
+def run_python(command: list[str], with_kernels: bool, dry: bool, log: Path) -> str:
     """Runs Python with a time limit, and returns what went wrong; "" if it has succeeded.
 
     Args:
-        arguments: a script, or ``-m`` and a module, and its arguments.
+        command: a script, or ``-m`` and a module, and its arguments.
         with_kernels: whether the Triton kernels are switched on.
         dry: whether the kernels run in Triton's interpreter, without a GPU.
         log: the file to which the output is written.
     """
-    command = [sys.executable, *arguments]
     environment = {**os.environ, kernels.VARIABLE: "1" if with_kernels else "0"}
     if dry:
         environment["TRITON_INTERPRET"] = "1"
@@ -256,7 +266,12 @@ def run_python(arguments: list[str], with_kernels: bool, dry: bool, log: Path) -
     with log.open("w") as file:
         try:
             completed = subprocess.run(
-                command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=time_limit
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=time_limit,
             )
         except subprocess.TimeoutExpired:
             return f"not done in {TIME_LIMIT_IN_MINUTES} minutes"

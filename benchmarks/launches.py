@@ -293,14 +293,9 @@ def make_source(sentences: int, length: int) -> dict[str, Tensor]:
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
     """Returns a function whose time shows how long the CPU takes to start the work of a self-attention on a GPU.
 
-    The returned function runs the attention forward and backward on the CPU. But the attention takes the branch that it
-    takes on a GPU, and two kinds of work that only a GPU can do are replaced:
-
-    - instead of a launch of a Triton kernel, `build_arguments` is called, which only builds the kernel's arguments
-    - instead of torch's fused attention, `ignore_fused_attention` is called, which does nothing
-
-    All other code runs as it is: that of this project, and operations of torch such as matrix products, which take next
-    to no time with so small a batch.
+    The returned function runs the attention forward and backward on the CPU, but on the branch that it takes on a GPU.
+    The work that only a GPU can do is replaced by functions that take next to no time. All other code runs as it is:
+    that of this project, and operations of torch such as matrix products, which are fast with so small a batch.
 
     Args:
         name: ``stock`` or a variant.
@@ -311,7 +306,12 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
 
     def step() -> None:
         """Runs the attention forward and backward, `repeats` times."""
-        with fake_gpu(with_kernels, on_launch=build_arguments, on_fused_attention=ignore_fused_attention):
+        gpu = fake_gpu(
+            with_kernels,
+            on_launch=build_arguments,  # in place of a launch of a Triton kernel: only builds its arguments
+            on_fused_attention=ignore_fused_attention,  # in place of torch's fused attention: does nothing
+        )
+        with gpu:
             for _ in range(repeats):
                 run_attention()
 

@@ -21,10 +21,12 @@ def compute_logits(name: str, words: Sequence[str]) -> list[list[float]]:
     length = len(words)
     function = make_function(name, length)
     with torch.no_grad():
-        logits_of_groups = function(make_inputs(words))  # has one element, as the only head is in the only group
-    logits = logits_of_groups[0].total(length)  # (1 sentence, 1 head, rows, length)
+        # A function returns the logits of each group of its heads. Here, the only head is the only group.
+        (logits_of_group,) = function(make_inputs(words))
+    logits = logits_of_group.total(length)  # (1 sentence, 1 head, rows, length), as one tensor
+    only_head = logits[0, 0]  # (rows, length)
     # Some functions have the same logits for all words, and return only 1 row of them. `expand` repeats the row.
-    matrix = logits.expand(1, 1, length, length)[0, 0]
+    matrix = only_head.expand(length, length)
     return [[round(value, 3) for value in row] for row in matrix.tolist()]
 
 

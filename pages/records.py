@@ -316,15 +316,19 @@ def list_observations(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: st
     These are the values themselves and not the differences to the baseline. The differences of a group would not be
     independent, because they all contain the same run of the baseline.
     """
-    observation_by_baseline_run: dict[int, Observation] = {}
-    others = []
+    observations_of_baseline = []
+    observations_of_others = []
+    known_groups: set[int] = set()  # those whose run of the baseline has its observation already
     for model, pairs in pairs_by_model.items():
         for pair in pairs:
-            group = pair.baseline_run_id
-            baseline_value = float(pair.baseline["figures"][metric])
-            observation_by_baseline_run[group] = Observation(baseline, group, baseline_value)
-            others.append(Observation(model, group, float(pair.run["figures"][metric])))
-    return [*observation_by_baseline_run.values(), *others]
+            group = pair.baseline_run_id  # A run of the baseline and all runs that are compared with it are a group.
+            if group not in known_groups:
+                known_groups.add(group)
+                baseline_value = float(pair.baseline["figures"][metric])
+                observations_of_baseline.append(Observation(baseline, group, baseline_value))
+            value = float(pair.run["figures"][metric])
+            observations_of_others.append(Observation(model, group, value))
+    return observations_of_baseline + observations_of_others
 
 
 # ---- speeds

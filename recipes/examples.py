@@ -622,16 +622,18 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
         """Returns the length of the span with a mark."""
         return spans[mark].end - spans[mark].start
 
-    inner_mark, outer_mark = sorted(spans, key=length)  # the shorter span and the longer one, if one contains the other
-    inner = spans[inner_mark]
-    outer = spans[outer_mark]
-    # Of two marks at the same index, the first in this list comes first in the text. So a span is closed before the
-    # other is opened, the inner span is closed before the outer one, and the outer span is opened before the inner one.
+    shorter_mark, longer_mark = sorted(spans, key=length)
+    shorter = spans[shorter_mark]
+    longer = spans[longer_mark]
+    # Of insertions at the same index, the first in this list comes first in the text. So this order matters:
     insertions = [
-        Insertion(inner.end, f" {inner_mark}"),
-        Insertion(outer.end, f" {outer_mark}"),
-        Insertion(outer.start, f"{outer_mark} "),
-        Insertion(inner.start, f"{inner_mark} "),
+        # Both spans are closed before one is opened: if * ends where # begins, the marks there are " *# ".
+        Insertion(shorter.end, f" {shorter_mark}"),
+        # If both end at the same index, the shorter one is closed first: "* the # cat # *".
+        Insertion(longer.end, f" {longer_mark}"),
+        Insertion(longer.start, f"{longer_mark} "),
+        # If both begin at the same index, the longer one is opened first: "* # her # cat *".
+        Insertion(shorter.start, f"{shorter_mark} "),
     ]
     return insert(text, insertions)
 

@@ -208,8 +208,13 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
     """Replaces a function of fairseq by `function`, which gets the original as an additional first argument.
 
     Several repairs may replace the same function, one after another. Then the original of a later repair is the
-    replacement that the earlier one has made. For example, two repairs of ``load_checkpoint`` give a function whose
-    `repair_names` are ("check_best_metric", "resume_patience").
+    replacement that the earlier one has made. For example, the repairs `check_best_metric` and `resume_patience` are
+    made of ``load_checkpoint``, in this order. After that, a call ``load_checkpoint(cfg, trainer)`` becomes
+
+        resume_patience(first_replacement, cfg, trainer), in which a call first_replacement(cfg, trainer) becomes
+        check_best_metric(fairseq's load_checkpoint, cfg, trainer)
+
+    and the function has the `repair_names` ("check_best_metric", "resume_patience").
 
     A repair is not made a second time, for example if this package is reloaded or loaded under another name.
 
@@ -220,8 +225,8 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
     Returns:
         True if the function was replaced now, False if this repair had been made before.
     """
-    original = place.function()
-    earlier_repairs = repair_names(original)
+    original = place.function()  # of fairseq, or the replacement that an earlier repair has made
+    earlier_repairs = repair_names(original)  # such as ("check_best_metric",)
     if function.__name__ in earlier_repairs:
         return False
 
@@ -229,6 +234,7 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
+    # `functools.wraps` has copied the names of the earlier repairs, to which this one is added.
     set_repair_names(replacement, (*earlier_repairs, function.__name__))
     place.set_function(replacement)
     return True

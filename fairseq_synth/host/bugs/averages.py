@@ -23,12 +23,8 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
 
     With ``--store-ema``, fairseq keeps an exponential moving average of each weight. After each update, this method
     moves the average of each name in the model's state dict towards the weight. A tied weight has several names. For
-    example, ``--share-all-embeddings`` ties ``encoder.embed_tokens.weight`` and ``decoder.embed_tokens.weight``.
-    Usually the averages of both names are the same tensor, which fairseq moves twice. The replacement leaves out the
-    second name.
-
-    With ``--ema-fp32`` and weights of 16 bits, the averages of both names are different tensors. Then
-    `find_repeated_names` returns neither name, and both averages are moved.
+    example, ``--share-all-embeddings`` ties ``encoder.embed_tokens.weight`` and ``decoder.embed_tokens.weight``. If
+    both names have the same average, fairseq moves it twice. The replacement leaves out the second name.
 
     Args:
         original: fairseq's method.
@@ -36,15 +32,22 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         new_model: the model after the update.
         updates: the number of updates.
     """
-    if self.config.ema_fp32:
-        averages = self.fp32_params
-    else:
-        averages = self.model.state_dict()
-    # Names of an average that an earlier name has, too: {"decoder.embed_tokens.weight"} if both are the same tensor.
+    averages = get_moved_averages(self)
+    # For example {"decoder.embed_tokens.weight"}, if its average is that of "encoder.embed_tokens.weight". It is empty
+    # if each name has its own average, as with --ema-fp32 and weights of 16 bits. Then every average has to be moved.
     repeated_names = find_repeated_names(averages)
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
-    stand_in_for_model = OnlyStateDict(weights)  # fairseq's method only reads its state dict
-    original(self, stand_in_for_model, updates)
+    original(self, OnlyStateDict(weights), updates)
+
+
+def get_moved_averages(ema: EMA) -> dict[str, Tensor]:
+    """Returns {name of a weight: its average} for the averages that ``EMA._step_internal`` moves after an update.
+
+    These are the weights of a copy of the model, or with ``--ema-fp32`` copies of these in fp32.
+    """
+    if ema.config.ema_fp32:
+        return ema.fp32_params
+    return ema.model.state_dict()
 
 
 class OnlyStateDict:

@@ -35,21 +35,20 @@ def resume_with_the_same_batches(
         fairseq's iterator over the batches.
     """
     current_epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
-    is_first_epoch = current_epoch == 1
-    if is_first_epoch or not forms_batches_of_later_epochs(self, dataset, arguments=kwargs):
+    if current_epoch == 1:
+        return original(self, dataset, *args, **kwargs)  # The training is not resumed, or still in its first epoch.
+    if not forms_batches_for_all_epochs(self, dataset, arguments=kwargs):
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
-    iterator = original(self, dataset, *args, **arguments_for_epoch_1)
-    # The batches are formed now. Later, the iterator only reads its epoch to count the epochs and to shuffle the
-    # batches. So it needs the current epoch.
+    iterator = original(self, dataset, *args, **arguments_for_epoch_1)  # forms the batches
+    # From now on, the iterator reads its epoch only to count the epochs and to shuffle the finished batches. Without
+    # this line, the training would start again with epoch 1.
     iterator.epoch = current_epoch
     return iterator
 
 
-def forms_batches_of_later_epochs(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
+def forms_batches_for_all_epochs(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
     """Returns whether a call of ``FairseqTask.get_batch_iterator`` forms batches that all later epochs use, too.
-
-    It does not if the task has such batches already, or if every epoch forms batches of its own.
 
     Args:
         task: the task that forms the batches.
@@ -59,14 +58,16 @@ def forms_batches_of_later_epochs(task: FairseqTask, dataset: Any, arguments: di
     has_batches_already = dataset in task.dataset_to_epoch_iter  # {data set: iterator over its batches}
     if has_batches_already:
         return False
-    # In each of these four cases, every epoch forms batches of its own.
-    is_cache_disabled = bool(arguments.get("disable_iterator_cache"))  # such as for sharded data
-    is_iterator_updated = bool(arguments.get("update_epoch_batch_itr"))
-    task_flags = getattr(task, "cfg", None)  # an old task has none
-    is_rebuilt = bool(getattr(task_flags, "rebuild_batches", False))
-    is_never_reused = not task.can_reuse_epoch_itr(dataset)
-    forms_batches_in_every_epoch = is_cache_disabled or is_iterator_updated or is_rebuilt or is_never_reused
-    return not forms_batches_in_every_epoch
+    # In each of the following cases, every epoch forms batches of its own.
+    if arguments.get("disable_iterator_cache"):  # such as for sharded data
+        return False
+    if arguments.get("update_epoch_batch_itr"):
+        return False
+    task_flags = getattr(task, "cfg", None)  # An old task has none.
+    if getattr(task_flags, "rebuild_batches", False):
+        return False
+    can_reuse_batches: bool = task.can_reuse_epoch_itr(dataset)
+    return can_reuse_batches
 
 
 @repair(

@@ -66,8 +66,9 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
 def translate_one_shard(flags: argparse.Namespace) -> None:
     """Lets ``fairseq-generate --num-shards N --shard-id I`` translate only part I of N, by other flags that it reads.
 
-    fairseq-generate ignores these two flags. It divides the batches by ``--distributed-world-size`` and
-    ``--distributed-rank``, which have no other effect on this command. So the function sets these.
+    fairseq-generate ignores these two flags. It divides the batches among ``--distributed-world-size`` processes, and
+    translates those of the process ``--distributed-rank``. These flags have no other effect on this command. So the
+    function sets them, as if the processes of all shards were one group.
 
     Args:
         flags: the parsed flags of the command, which are changed in place.
@@ -75,21 +76,22 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
     Raises:
         SynthesizerError: the shard does not exist, or the command is fairseq-interactive (`check_shard`).
     """
-    num_shards = getattr(flags, "num_shards", 1)
-    shard_id = getattr(flags, "shard_id", 0)
-    is_given = num_shards != 1 or shard_id != 0
-    # Only the two commands that translate, fairseq-generate and fairseq-interactive, have the flag --beam.
-    is_translation_command = hasattr(flags, "beam")
-    if not is_given or not is_translation_command:
+    is_translation_command = hasattr(flags, "beam")  # only fairseq-generate and fairseq-interactive have --beam
+    if not is_translation_command:
+        return
+    num_shards = flags.num_shards
+    shard_id = flags.shard_id
+    is_whole_text = num_shards == 1 and shard_id == 0  # the defaults
+    if is_whole_text:
         return
     is_interactive = hasattr(flags, "buffer_size")  # only fairseq-interactive has --buffer-size
     check_shard(num_shards, shard_id, is_interactive)
-    # Several processes may translate the shard together. Then fairseq sees all processes of all shards as one group:
-    # with 2 processes for each of 3 shards, it sees 6 processes, and those of shard 1 have the ranks 2 and 3.
-    processes_per_shard = flags.distributed_world_size
-    rank_in_shard = flags.distributed_rank or 0
-    flags.distributed_rank = shard_id * processes_per_shard + rank_in_shard
-    flags.distributed_world_size = num_shards * processes_per_shard
+    # Several processes may translate a shard together. The comments show process 1 of shard 2, for 3 shards with 2
+    # processes each. The processes of shard 0 have the ranks 0 and 1, those of shard 1 have 2 and 3, and so on.
+    processes_per_shard = flags.distributed_world_size  # 2
+    rank_in_shard = flags.distributed_rank or 0  # 1
+    flags.distributed_rank = shard_id * processes_per_shard + rank_in_shard  # 2 * 2 + 1 = 5
+    flags.distributed_world_size = num_shards * processes_per_shard  # 3 * 2 = 6
 
 
 def check_shard(num_shards: int, shard_id: int, is_interactive: bool) -> None:

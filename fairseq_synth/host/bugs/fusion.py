@@ -1,6 +1,7 @@
 """Repairs of ``--lm-path``: translation with the help of a language model (shallow fusion)."""
 
 import contextlib
+import inspect
 import os
 import tempfile
 import traceback
@@ -45,11 +46,15 @@ def load_language_model_with_target_words(
 ) -> Any:
     """Replaces ``fairseq.checkpoint_utils.load_model_ensemble`` (``original``): finds the words of a language model.
 
-    With ``--lm-path``, fairseq-generate calls this function twice: first with a task for the translation model, then
-    without a task for the language model. In the second call, fairseq looks for the dict.txt of the language model in
-    the translation data, where fairseq-preprocess writes no file of this name. But the language model must have the
-    same words as the targets of the translation model. So the replacement remembers the target dictionary in the first
-    call, and uses it in the second one. Every other model is loaded as usual.
+    With ``--lm-path``, fairseq-generate calls this function twice:
+
+        load_model_ensemble([path of the translation model], arg_overrides=..., task=the translation task, ...)
+        load_model_ensemble([path of the language model], arg_overrides=..., task=None)
+
+    In the second call, fairseq looks for the dict.txt of the language model in the translation data, where
+    fairseq-preprocess writes no file of this name. But the language model must have the same words as the targets of
+    the translation model. So the replacement remembers the target dictionary in the first call, and uses it in the
+    second one. Every other model is loaded as usual.
 
     Args:
         original: fairseq's function.
@@ -58,15 +63,17 @@ def load_language_model_with_target_words(
         task: the translation task, or None.
         args, kwargs: the other arguments of fairseq's function.
     """
-    if task is not None:  # the first call
+    if task is not None:
+        # This may be the first call.
         LastTranslation.target_dictionary = get_target_dictionary(task)
+        return original(filenames, arg_overrides, task, *args, **kwargs)
     dictionary = LastTranslation.target_dictionary
-    # A user's program may also load a model without a task. Among fairseq's commands, only fairseq-generate does.
-    is_second_call = task is None and dictionary is not None and is_called_by_fairseq_command()
-    if is_second_call:
-        (path,) = filenames  # fairseq-generate passes one file and the overrides, and no further arguments.
-        return load_language_model(original, path, dictionary=dictionary, overrides=arg_overrides or {})
-    return original(filenames, arg_overrides, task, *args, **kwargs)
+    if dictionary is None or not is_called_by_fairseq_command():
+        # A user's program loads some model. No command of fairseq does this without a task, except in the second call.
+        return original(filenames, arg_overrides, task, *args, **kwargs)
+    # This is the second call. It has a single file, and no arguments but those above.
+    (path,) = filenames
+    return load_language_model(path, dictionary=dictionary, overrides=arg_overrides or {})
 
 
 def is_called_by_fairseq_command() -> bool:
@@ -124,10 +131,7 @@ def load_prepared_language_model(path: str, dictionary: Dictionary, translation_
         translation_model: the language model gets the same device and floating-point type.
         search_flags: the flags of the search.
     """
-    # The function `load_model_ensemble` of this file would load the checkpoint again, so fairseq's own one is used.
-    language_models, _config = load_language_model(
-        find_original_load_model_ensemble(), path, dictionary=dictionary, overrides={}
-    )
+    language_models, _config = load_language_model(path, dictionary=dictionary, overrides={})
     (language_model,) = language_models
     any_weight = next(translation_model.parameters())
     language_model.to(device=any_weight.device, dtype=any_weight.dtype)
@@ -135,15 +139,6 @@ def load_prepared_language_model(path: str, dictionary: Dictionary, translation_
     config = SimpleNamespace(generation=search_flags, task=None)
     language_model.prepare_for_inference_(config)
     return language_model
-
-
-def find_original_load_model_ensemble() -> Callable[..., Any]:
-    """Returns fairseq's own function ``load_model_ensemble``, even if `load_language_model_with_target_words` is there.
-
-    A repaired function has fairseq's own function in its attribute ``__wrapped__``, which functools.wraps sets.
-    """
-    current_function = fairseq.checkpoint_utils.load_model_ensemble
-    return getattr(current_function, "__wrapped__", current_function)
 
 
 def get_target_dictionary(task: Any) -> Dictionary | None:
@@ -154,19 +149,16 @@ def get_target_dictionary(task: Any) -> Dictionary | None:
         return None
 
 
-def load_language_model(
-    load_model_ensemble: Callable[..., Any], path: str, dictionary: Dictionary, overrides: dict[str, Any]
-) -> Any:
+def load_language_model(path: str, dictionary: Dictionary, overrides: dict[str, Any]) -> Any:
     """Loads the language model of ``--lm-path`` with the dictionary of a translation model.
 
     Args:
-        load_model_ensemble: fairseq's own function of this name, not the repair that replaces it and calls this one.
         path: the checkpoint of the language model.
         dictionary: the target dictionary of the translation model.
         overrides: settings that replace those in the checkpoint. The data folder is not replaced.
 
     Returns:
-        What fairseq's function returns: a list with the model, and its configuration.
+        What fairseq's ``load_model_ensemble`` returns: a list with the model, and its configuration.
 
     Raises:
         SynthesizerError: the file does not exist, is no language model, or has another dictionary.
@@ -179,26 +171,25 @@ def load_language_model(
     with errors_name_lm_path(path):
         checkpoint = fairseq.checkpoint_utils.load_checkpoint_to_cpu(path, overrides_without_data)
         check_dictionary(path, data_folder=get_data_folder(checkpoint), dictionary=dictionary)
-        return build_language_model(load_model_ensemble, path, checkpoint=checkpoint, dictionary=dictionary)
+        return build_language_model(path, checkpoint=checkpoint, dictionary=dictionary)
 
 
-def build_language_model(
-    load_model_ensemble: Callable[..., Any], path: str, checkpoint: dict[str, Any], dictionary: Dictionary
-) -> Any:
+def build_language_model(path: str, checkpoint: dict[str, Any], dictionary: Dictionary) -> Any:
     """Builds the language model of a loaded checkpoint with the dictionary of a translation model.
 
     fairseq reads the dictionary of a language model from the file dict.txt in its data folder. So the dictionary is
     written to a temporary folder, which takes the place of the data folder.
 
     Args:
-        load_model_ensemble: fairseq's own function of this name, not the repair that replaces it and calls this one.
         path: the file of the checkpoint, which is not read again.
         checkpoint: what was loaded from the file; its data folder is changed in place.
         dictionary: the target dictionary of the translation model.
 
     Returns:
-        What fairseq's function returns: a list with the model, and its configuration.
+        What fairseq's ``load_model_ensemble`` returns: a list with the model, and its configuration.
     """
+    # fairseq's own function, without its replacement above. The replacement would load the language model again.
+    load_model_ensemble = inspect.unwrap(fairseq.checkpoint_utils.load_model_ensemble)
     with tempfile.TemporaryDirectory() as folder:
         dictionary.save(os.path.join(folder, "dict.txt"))
         set_data_folder(checkpoint, folder)

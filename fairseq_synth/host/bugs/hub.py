@@ -68,12 +68,12 @@ def pickle_choices() -> bool:
     Returns:
         True if pickle has been told now, False if it was told before.
     """
-    type_of_enumerations = StrEnumMeta  # ``type(ChoiceEnum(["gelu", "relu"]))``
-    is_told_already = type_of_enumerations in copyreg.dispatch_table
-    if is_told_already:
+    # To store an object, pickle looks for a function in this table under the type of the object. Here, the object is an
+    # enumeration, which is a class itself. The type of all of fairseq's enumerations is StrEnumMeta.
+    functions_by_type = copyreg.dispatch_table
+    if StrEnumMeta in functions_by_type:
         return False
-    # To store an object of this type, pickle calls `reduce_choices(object)` from now on. Each object is an enumeration.
-    copyreg.pickle(type_of_enumerations, reduce_choices)  # type: ignore[arg-type]
+    functions_by_type[StrEnumMeta] = reduce_choices
     return True
 
 

@@ -62,15 +62,18 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
     n = self.no_repeat_ngram_size
     if step < n:  # The output is too short to have an n-gram.
         return lprobs
-    output = tokens[:, 1 : step + 1]  # (hypotheses, step)
-    ngrams = output.unfold(1, n, 1)  # (hypotheses, n-grams, n): windows of n tokens, one token apart
-    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, n-grams, n - 1)
-    next_beginning = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1), the last tokens of the output
+    # The comments at the ends of the lines show a single hypothesis, the example above.
+    output = tokens[:, 1 : step + 1]  # (hypotheses, step): "a b c a b"
+    ngrams = output.unfold(1, n, 1)  # (hypotheses, n-grams, n): "a b c", "b c a", "c a b", which are one token apart
+    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, n-grams, n - 1): "a b", "b c", "c a"
+    last_tokens = ngrams[:, :, n - 1]  # (hypotheses, n-grams): "c", "a", "b"
+    # The index -(n - 1) would be wrong for n = 1, where a beginning has no token: output[:, -0:] is the whole output.
+    next_beginning = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1): "a b"
     # If n is 1, beginnings have no tokens, so all are equal, and each token of the output is forbidden.
-    has_same_beginning = (beginnings == next_beginning).all(dim=2)  # (hypotheses, n-grams)
+    has_same_beginning = (beginnings == next_beginning).all(dim=2)  # (hypotheses, n-grams): True, False, False
     # For each True: the number of its hypothesis, and the number of the n-gram there.
-    hypothesis, ngram = has_same_beginning.nonzero().unbind(dim=1)
-    forbidden_tokens = ngrams[hypothesis, ngram, n - 1]
+    hypothesis, ngram = has_same_beginning.nonzero().unbind(dim=1)  # [0] and [0]
+    forbidden_tokens = last_tokens[hypothesis, ngram]  # "c"
     lprobs[hypothesis, forbidden_tokens] = -math.inf
     return lprobs
 
@@ -93,13 +96,14 @@ def penalize_groups_of_every_batch(
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
     The beam search calls this method once for each token of the output. With ``--diverse-beam-groups``, the method
-    keeps a tensor of penalties with a row for each sentence of the batch. As numbers of rows, it takes the numbers that
-    the sentences have in the data set, and ends in an IndexError. The replacement passes the numbers of the rows.
+    keeps a tensor of penalties with a row for each sentence of the batch. It takes the numbers that the sentences have
+    in the data set for numbers of rows, and ends in an IndexError. The replacement passes the numbers of the rows.
 
-    For example, a batch has the sentences 6 and 7 of the data set:
+    For example, the sentences 6 and 7 of the data set are a batch, so the tensor has the rows 0 and 1. If sentence 6 is
+    finished first, `original_batch_idxs` is
 
-        step 0                            sentences [6, 7] -> rows [0, 1]
-        later, if sentence 6 is finished  sentences [7] -> rows [1]
+        in step 0          [6, 7], and the rows [0, 1] are passed
+        in a later step    [7], and the row [1] is passed
 
     Args:
         original: fairseq's method.
@@ -112,10 +116,12 @@ def penalize_groups_of_every_batch(
     """
     if original_batch_idxs is None:
         return original(self, step, lprobs, scores, prev_output_tokens, None)
-    if step == 0:
-        # The whole batch, in the order in which fairseq makes the rows. It is kept for the later steps of this batch.
-        self.sentence_of_each_row = original_batch_idxs
-    rows = find_places(original_batch_idxs, among=self.sentence_of_each_row)
+    is_first_step_of_batch = step == 0
+    if is_first_step_of_batch:
+        # No sentence is finished yet, so these are all sentences, in the order of their rows. The search keeps them as
+        # an attribute, because later calls get only the unfinished ones.
+        self.sentence_of_each_row = original_batch_idxs  # [6, 7]
+    rows = find_places(original_batch_idxs, among=self.sentence_of_each_row)  # of [7] among [6, 7]: [1]
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 
 

@@ -12,7 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.utils import resolve_max_positions
 
 from ...errors import SynthesizerError
-from ...lengths import hint_on_limits
+from ...lengths import hint_on_limits, known_limits
 from ..repairs import repair
 
 
@@ -82,7 +82,7 @@ def has_own_batches(task: FairseqTask) -> bool:
 def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int | None) -> None:
     """Checks the lengths of one validation set; raises SynthesizerError if a sentence is too long.
 
-    The message consists of an advice, the number of sentences that are too long, and a hint, for example:
+    The message consists of an advice, the problem, and a hint, for example:
 
         --synth-max-length: train with a larger one; --valid-subset valid: 2 sentences are too long, the first is number
         7 (its tokens: 80, 75; max_positions=(64, 64)); shorten each, or skip this example with --skip-…; HINT
@@ -99,14 +99,17 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     first = too_long[0]
     lengths = list_lengths(dataset, first)
     tokens = ", ".join(str(length) for length in lengths)
-    hint = hint_on_limits(limits_as_set(limits))  # empty if no limit is the --synth-max-length of a model
-    advice = advise_flag(max(lengths), max_tokens, exceeds_synth_max_length=hint != "")
     # Scripts may look for "max_positions=..." and "skip this example with --skip-...", which are fairseq's own words.
-    raise SynthesizerError(
-        f"{advice}--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} "
+    problem = (
+        f"--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} "
         f"(its tokens: {tokens}; max_positions={limits}); shorten each, or skip this example with "
-        f"--skip-invalid-size-inputs-valid-test{hint}"
+        "--skip-invalid-size-inputs-valid-test"
     )
+    limit_set = limits_as_set(limits)
+    is_limit_of_synthesizer = not known_limits.isdisjoint(limit_set)  # Some limit is a --synth-max-length.
+    advice = advise_flag(max(lengths), max_tokens, exceeds_synth_max_length=is_limit_of_synthesizer)  # "...; " or ""
+    hint = hint_on_limits(limit_set)  # "; ..." or ""
+    raise SynthesizerError(f"{advice}{problem}{hint}")
 
 
 def limits_as_set(limits: Any) -> set[Any]:

@@ -113,15 +113,24 @@ def keep_last_batch(
         return []
     batches = list(original(indices, *args, **kwargs))
     arguments = name_arguments(original, indices, *args, **kwargs)
-    has_fixed_shapes = arguments.get("fixed_shapes") is not None
-    if has_fixed_shapes:
+    if arguments.get("fixed_shapes") is not None:
         return batches  # Batches of fixed shapes are formed in another way, which leaves out no sentence.
-    # fairseq puts the sentences into batches in the order of `indices`, so those that are left out are at the end.
-    num_sentences_in_batches = sum(len(batch) for batch in batches)
-    left_out = indices[num_sentences_in_batches:]
+    left_out = list_sentences_left_out(indices, batches)
     if len(left_out) > 0:
         batches.append(left_out)
     return batches
+
+
+def list_sentences_left_out(sentences: np.ndarray, batches: list[np.ndarray]) -> np.ndarray:
+    """Returns the sentences that are in no batch: of [5, 2, 7, 4], with the batch [5, 2], these are [7, 4].
+
+    Args:
+        sentences: the numbers of the sentences, in the order in which they were put into batches. So those that are
+            left out are at the end.
+        batches: the numbers of the sentences of each batch.
+    """
+    num_sentences_in_batches = sum(len(batch) for batch in batches)
+    return sentences[num_sentences_in_batches:]
 
 
 def name_arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
