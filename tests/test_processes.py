@@ -180,26 +180,31 @@ def test_two_processes_take_the_steps_of_one_whatever_ends_them(
     """A training by two processes is continued after one has died, and again after one has hung and all were killed.
 
     In the end it has the losses of a training by one process. All this is one test, because a start of the processes,
-    which import torch and fairseq anew, takes longer than any training here.
+    which import torch and fairseq anew, takes longer than any training here. For the same reason, the last two
+    processes are forked from this one.
     """
     save = tmp_path / "two"
     flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1", *WITHOUT_DROPOUT]
     monkeypatch.delenv("DRY_RUN")
     end_by_a_dead_process(start_training(prepared, save, 2, 100000, *flags), save)
     end_by_a_hanging_process(start_training(prepared, save, 2, 100000, *flags, timeout=5), save)
+    log = (save / "train.log").read_text()
+    assert log.count("Loaded checkpoint") == 1  # the training has been continued once, which the first process logs
+
+    monkeypatch.setenv("DRY_RUN", "1")
     _, updates_before = load_last(save)
     updates = updates_before + 6
-    wait_for_end(start_training(prepared, save, 2, updates, *flags))
-    log = (save / "train.log").read_text()
-    assert log.count("Loaded checkpoint") == 2  # the training has been continued twice, which the first process logs
+    command = training_command(prepared, save, 2, updates, capsys, flags)
+    last_losses = run_forked(command, tmp_path / "last.log")
+    assert min(last_losses) == updates_before + 1
     _, updates_at_the_end = load_last(save)
     assert updates_at_the_end == updates
 
-    monkeypatch.setenv("DRY_RUN", "1")
     program, *arguments = training_command(prepared, tmp_path / "one", 1, updates, capsys, WITHOUT_DROPOUT)
     assert program == "fairseq-train"
     _, log_of_one = run_cli(train.cli_main, *arguments)
-    assert_same_losses(read_losses(log_of_one), read_losses(log), updates)
+    losses_of_two = {**read_losses(log), **last_losses}
+    assert_same_losses(read_losses(log_of_one), losses_of_two, updates)
 
 
 def run_forked(command, log):
