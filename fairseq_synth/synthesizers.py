@@ -445,11 +445,13 @@ class Mixture(LayerSynthesizer):
         return factor
 
     def fold_weights_(self, like: Tensor) -> None:
-        """Multiplies the weights of the mixture into parameters, and removes the weights, for good.
+        """Removes the weights of the mixture and the scale of ``vanilla``, for good, so that generation is faster.
 
-        Generation then has less to compute. ``vanilla`` has no parameters here, so the caller has to multiply the
-        queries by `factor_of_queries`, which it must ask for before it calls this. Nothing is changed if a function
-        does not allow it, or if there is nothing to multiply.
+        * The parameters of all functions but ``vanilla`` are multiplied by their weights here.
+        * ``vanilla`` has no parameters here. The caller has to multiply its queries by `factor_of_queries`, which must
+          be computed before this call.
+
+        Nothing is changed if there is no weight and no scale, or if a function does not allow it.
 
         Args:
             like: A tensor with the device and type of the attention's weights.
@@ -461,10 +463,12 @@ class Mixture(LayerSynthesizer):
             for function, weight_of_heads in zip(self.functions(), weights):
                 if type(function) is not Vanilla:
                     function.scale_(weight_of_heads[:, None, None])  # (H, 1, 1)
+        # From now on, the parameters and the queries contain the weights and the scale. Without the following two
+        # steps, `forward` would multiply by them once more.
+        self.alpha = None
         for function in self.functions():
             if type(function) is Vanilla:
-                function.scaling = 1.0  # The queries have its scale and its weight from now on.
-        self.alpha = None  # Without this, `forward` would multiply by the weights once more.
+                function.scaling = 1.0
         # This buffer marks the state dict, so that no training goes on with it.
         self.register_buffer("folded", like.new_ones([]))
 
