@@ -338,8 +338,9 @@ class SyntheticAttention(nn.Module):
         The state has two kinds of entries:
 
         * Vectors: two matrices of a layer, whose rows are its keys and values. Every layer has its own.
-        * A block table: it says which rows of the matrices belong to which hypothesis. The first layer extends it, and
-          the later layers read it, because they use the same rows.
+        * A block table: it says which rows of the matrices belong to which hypothesis. All layers of a decoder use the
+          same rows, so one table is enough. Each step of decoding calls the layers in their order: the first layer adds
+          the newest tokens to the table, and then the later layers read it.
 
         Args:
             incremental_state: The state of the decoder, which is changed in place.
@@ -348,10 +349,11 @@ class SyntheticAttention(nn.Module):
             key_padding_mask: The padding of these tokens, (B, n), or None.
         """
         # The table comes first. It says to which rows the new vectors are written.
-        if self.has_own_table(incremental_state):
-            table = self.extend_own_table(incremental_state, v, key_padding_mask)
+        if self.has_own_table(incremental_state):  # This is the first layer, or it is called without its decoder.
+            table = self.extend_own_table(incremental_state, newest_values=v, key_padding_mask=key_padding_mask)
         else:
-            table = incremental_state[self.first_layers_table_key]  # The first layer has extended it in this step.
+            # The first layer has added the newest tokens already, when it was called in this step.
+            table = incremental_state[self.first_layers_table_key]
         old_vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)  # None before the first token
         vectors = cache.append_to_layer(old_vectors, newest_keys=k, newest_values=v, table=table)
         incremental_state[self.vectors_key] = vectors
@@ -373,22 +375,22 @@ class SyntheticAttention(nn.Module):
     ) -> cache.BlockTable:
         """Extends the block table of this layer by the newest tokens, and returns the new table.
 
-        A layer has the keys and values of all tokens in matrices (the entry "vectors" of the state). A block table says
-        which of their rows belong to which hypothesis. The matrices may have free rows for further tokens.
+        A layer has the keys and values of all tokens in matrices. The block table says which of their rows belong to
+        which hypothesis. The new tokens get free rows. If there are too few, the table tells the layers to make larger
+        matrices, and so the number of rows has to be known here.
 
         Args:
             incremental_state: The state of the decoder, in which the table is replaced.
-            newest_values: The values of the newest tokens, (B, H, n, d_h).
+            newest_values: The values of the newest tokens, (B, H, n, d_h). Only their sizes are read.
             key_padding_mask: The padding of these tokens, (B, n), or None.
         """
         # Before the first token, there is no table and there are no matrices.
         old_table: cache.BlockTable | None = incremental_state.get(self.table_key)
-        vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)
-        num_rows = 0
-        if vectors is not None:
-            num_rows = vectors.values.size(0)
-        num_tokens_that_fit = num_rows // self.num_heads  # A token has a row for each head.
-        table = cache.extend_table(old_table, newest_values, num_tokens_that_fit, key_padding_mask)
+        matrices: cache.LayerCache | None = incremental_state.get(self.vectors_key)
+        capacity = 0  # how many tokens the matrices have rows for, used and free rows together
+        if matrices is not None:
+            capacity = matrices.count_tokens_that_fit(self.num_heads)
+        table = cache.extend_table(old_table, newest_values, capacity, key_padding_mask)
         incremental_state[self.table_key] = table
         return table
 
@@ -458,17 +460,19 @@ class SyntheticAttention(nn.Module):
         """
         if not self.can_be_folded():
             return
-        # Each mixture changes the parameters of its own functions. The query projection is not among them, so the
-        # mixture returns the factor of its queries, (heads of the mixture,).
-        factors_of_queries = []
+        any_weight = weight_of(self.out_proj)  # for the device and the type
         with torch.no_grad():
+            # The queries. Heads are in the order of the mixtures (one for each group of heads), and only heads whose
+            # mixture reads queries have a part of q_proj. So these factors are in the order of the heads in q_proj.
+            factors_of_queries = []
             for mixture in self.synthesizer.mixtures():
-                factor = mixture.fold_weights_(like=weight_of(self.out_proj))
-                has_queries = mixture.reads_query_key  # Otherwise, its factor is 1 and there is nothing to multiply.
-                if has_queries:
-                    factors_of_queries.append(factor)
-            if factors_of_queries:
+                if mixture.reads_query_key:
+                    factors_of_queries.append(mixture.factor_of_queries(like=any_weight))
+            if self.q_proj is not None:
                 self.scale_queries_(torch.cat(factors_of_queries))
+            # The parameters of the functions. This removes the weights, from which the factors above are computed.
+            for mixture in self.synthesizer.mixtures():
+                mixture.fold_weights_(like=any_weight)
 
     def scale_queries_(self, factor_of_each_head: Tensor) -> None:
         """Changes the query projection so that the queries of each head are multiplied by its factor.

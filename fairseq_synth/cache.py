@@ -60,6 +60,11 @@ class LayerCache(NamedTuple):
     values: Tensor
     keys: Tensor | None
 
+    def count_tokens_that_fit(self, num_heads: int) -> int:
+        """Returns how many tokens there are rows for; 25 if there are 100 rows and 4 heads, with a row each."""
+        num_rows = self.values.size(0)
+        return num_rows // num_heads
+
 
 def extend_table(
     table: BlockTable | None, newest_values: Tensor, capacity: int, key_padding_mask: Tensor | None
@@ -144,18 +149,21 @@ def renumber(table: BlockTable) -> BlockTable:
 def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens: int, capacity: int) -> bool:
     """Returns whether the matrices of keys and values are to be replaced by new ones.
 
-    They are if the new tokens do not fit, or if so few of their rows are used that memory is wasted. For example,
-    matrices for 100 tokens that contain 95 are full for 6 new tokens. They waste memory if only 24 tokens are live.
+    There are two reasons. For example, let the matrices have rows for 100 tokens, of which 95 are taken:
+
+    * The new tokens do not fit. 6 new tokens do not, because 95 + 6 > 100.
+    * Most of the memory is wasted, because the tokens of dropped hypotheses keep their rows. With the
+      `LARGEST_CAPACITY_FACTOR` 4, this is so if only 24 tokens are still in use, because 4 * 24 < 100.
 
     Args:
-        counter: Says how many tokens have rows in the matrices, including those of dropped hypotheses.
+        counter: Says how many tokens have taken rows so far: all but the new ones, also those of dropped hypotheses.
         num_new_tokens: Number of tokens to be written, of all hypotheses together.
-        num_live_tokens: Number of tokens of the hypotheses that are left, including the new ones.
+        num_live_tokens: Number of tokens in use: those of the hypotheses that are left, including the new ones.
         capacity: The number of tokens that the matrices have rows for.
     """
-    is_full = counter.num_tokens + num_new_tokens > capacity
-    wastes_memory = capacity > LARGEST_CAPACITY_FACTOR * num_live_tokens
-    return is_full or wastes_memory
+    is_too_small = counter.num_tokens + num_new_tokens > capacity
+    wastes_memory = LARGEST_CAPACITY_FACTOR * num_live_tokens < capacity
+    return is_too_small or wastes_memory
 
 
 def reserve_rows(counter: RowCounter, bsz: int, num_heads: int, count: int, device: torch.device) -> Tensor:
@@ -197,6 +205,9 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
 
     The matrix is changed in place if possible. `make_room` and `write_rows` say when it is copied.
 
+    For example, two hypotheses with one head have a new token each, with the vectors x and y. ``table.newest_rows`` has
+    the row 4 for the first hypothesis and 5 for the second one. Then x becomes row 4 of the matrix, and y row 5.
+
     Args:
         matrix: The matrix so far, with a row of d_h features for each token and head. None before the first token.
         newest: The vectors of n new tokens of B hypotheses, (B, H, n, d_h). If only the first heads have vectors, the
@@ -206,9 +217,10 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
     """
     num_heads = table.rows.size(1)
     vectors = append_zero_heads(newest, num_heads)
-    # Both lists are in the same order: vector i belongs into the row ``row_numbers[i]``.
-    new_vectors = list_by_token(vectors)  # (n B H, d_h)
-    row_numbers = list_by_token(table.newest_rows)  # (n B H,)
+    # `list_by_token` lists the entries of (B, H, n) in the same order for both. So vector i of the first list belongs
+    # into the row that entry i of the second list says.
+    new_vectors = list_by_token(vectors)  # (n B H, d_h), in the example x and y
+    row_numbers = list_by_token(table.newest_rows)  # (n B H,), in the example 4 and 5
     matrix_with_room = make_room(matrix, new_vectors, table)
     return write_rows(matrix_with_room, row_numbers, new_vectors)
 
@@ -335,22 +347,26 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
 def sum_without_copy(weights: Tensor, values: Tensor, table: BlockTable) -> Tensor:
     """Returns the weighted sum of the values of all tokens for a single new token, (B, H, 1, d_h).
 
-    For each hypothesis b and head h, it is the sum of ``weights[b, h, 0, j] * values[table.rows[b, h, j]]`` over the
+    `values` is a matrix with a row for each token and head. ``table.rows`` has the numbers of these rows. So for each
+    hypothesis b and head h, the result is the sum of ``weights[b, h, 0, j] * values[table.rows[b, h, j]]`` over the
     tokens j.
 
     `F.embedding_bag` computes it without copying the values. It takes a list of row numbers that is divided into bags,
-    and adds up the rows of each bag, each times a weight. Here, each hypothesis and head has a bag of t rows. For
-    example, there are two bags of three rows:
+    and adds up the rows of each bag, each times a weight. Here, each hypothesis and head has a bag of t rows.
 
-        row numbers    0  2  4    1  3  5
+    For example, one hypothesis has two heads and three tokens. The values of head 0 are in the rows 0, 2 and 4, those
+    of head 1 in the rows 1, 3 and 5:
+
+        table.rows     [[[0, 2, 4], [1, 3, 5]]]
+        row_numbers    0  2  4    1  3  5
         weights        p  q  r    u  v  w
-        offsets        0          3            where the bags begin
+        offsets        0          3            where the bags begin in the two lists above
         sums           p values[0] + q values[2] + r values[4], and u values[1] + v values[3] + w values[5]
 
     Args:
         weights: The attention weights of the new token, (B, H, 1, t).
         values: The matrix of values, with d_h features in each row.
-        table: Has the rows, (B, H, t), and the offsets of the bags, (B H,).
+        table: Has the numbers of the rows, (B, H, t), and the offsets of the bags, (B H,).
     """
     bsz, num_heads, _ = table.rows.size()
     # Both lists are in the order of hypothesis, head and token.

@@ -28,9 +28,9 @@ def adapt_checkpoint(
 
     There are two cases:
 
-    * The attention in the checkpoint computes dot products alone, as in a stock Transformer. The model may mix other
-      functions with them, whose weights are added to `state_dict`.
-    * The attention in the checkpoint has other functions. The model must have the same functions.
+    1. In the checkpoint, this layer computes dot products alone, as in a stock Transformer. The model may mix other
+       functions with them, whose weights are added to `state_dict`.
+    2. In the checkpoint, this layer has other functions. The model must have the same functions.
 
     Args:
         state_dict: The weights of the checkpoint, to which weights may be added in place.
@@ -46,20 +46,24 @@ def adapt_checkpoint(
     if not has_keys_of_this_attention:
         return  # Strict loading, which comes next, lists what is missing.
 
-    saved = select_prefix(state_dict, f"{prefix}synthesizer.")  # the weights of all functions but ``vanilla``
-    saved_has_queries = f"{prefix}q_proj.weight" in state_dict  # They are the weights of ``vanilla``.
-    # Either both the checkpoint and the model are prepared for generation, or none of them is.
+    # The weights of ``vanilla``, which computes dot products, are the query and key projections. Those of all other
+    # functions are in the state dict of the synthesizer.
+    saved_has_queries = f"{prefix}q_proj.weight" in state_dict
+    saved = select_prefix(state_dict, f"{prefix}synthesizer.")
+
+    # This goes first, because the same parameters mean something else in a model that is prepared for generation.
     check_folding(prefix, saved, synthesizer)
-    attention_has_dot_products_alone = saved_has_queries and not saved
-    if attention_has_dot_products_alone:
-        # The model has dot products, too. Its other functions start with logits of 0.
+
+    is_stock_layer = saved_has_queries and not saved
+    if is_stock_layer:
+        # Case 1: The functions that the model has in addition start with logits of 0.
         check_start(prefix, synthesizer, is_stock_checkpoint)
         add_functions_with_zero_logits(state_dict, prefix, synthesizer)
-    else:
-        # The model goes on with the functions of the checkpoint.
-        check_functions(prefix, saved, saved_has_queries, synthesizer)
-        check_mixture(prefix, saved, synthesizer)
-        check_shapes(prefix, saved, synthesizer)
+        return
+    # Case 2: The model goes on with the functions of the checkpoint.
+    check_functions(prefix, saved, saved_has_queries, synthesizer)
+    check_mixture(prefix, saved, synthesizer)
+    check_shapes(prefix, saved, synthesizer)
 
 
 def select_prefix(state_dict: StateDict, prefix: str) -> StateDict:
@@ -130,8 +134,8 @@ def check_functions(prefix: str, saved: StateDict, saved_has_queries: bool, synt
 def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
     """Raises SynthesizerError if the attention has another ``--synth-mixture`` in the checkpoint than in the model.
 
-    Of the two mixtures, ``convex`` has a parameter ``alpha`` wherever heads have several functions, and ``sum`` has
-    none.
+    A mixture of several functions has a parameter ``alpha`` if it is ``convex``, and none if it is ``sum``. For
+    example, ``random+vanilla`` has the keys ``alpha`` and ``components.random.R``, or with ``sum`` only the second one.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
@@ -143,9 +147,11 @@ def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
     model_alphas = keys_with_name(synthesizer.state_dict(), "alpha")
     if saved_alphas == model_alphas:
         return
-    # The functions are the same. So only one of the two mixtures is convex, namely the one that has alphas.
-    is_saved_convex = len(saved_alphas) > 0
-    mixture_of_checkpoint = "convex" if is_saved_convex else "sum"
+    # The functions are the same. So if the alphas differ, one of the two has them, and the other one has none.
+    if saved_alphas:
+        mixture_of_checkpoint = "convex"
+    else:
+        mixture_of_checkpoint = "sum"
     attention = prefix.removesuffix(".")
     raise SynthesizerError(
         f"{attention}: the checkpoint was trained with --synth-mixture {mixture_of_checkpoint}; use that"
@@ -178,14 +184,15 @@ def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -
 def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint: bool) -> None:
     """Raises SynthesizerError if the attention of the model cannot start from dot products in the checkpoint.
 
-    In the checkpoint, all heads of this attention compute dot products (``vanilla``) alone. It depends on the functions
-    of the model whether it can start from them:
+    In the checkpoint, all heads of this attention compute dot products (``vanilla``) alone. Whether the model can start
+    from them depends on its functions:
 
-    * ``vanilla`` alone: yes. The checkpoint has all weights.
-    * ``random+vanilla``, or another mixture with ``vanilla`` in all heads: only from a stock checkpoint. The weights of
-      ``random`` are added to it. In other checkpoints they should exist, and are missing.
-    * ``random``, or other functions without ``vanilla``: no.
-    * ``random:4/vanilla:4``, that is, heads of several kinds: no.
+    1. ``vanilla`` alone: It can. The checkpoint has all weights.
+    2. ``random:4/vanilla:4``, that is, heads of several kinds: It cannot.
+    3. ``random``, or other functions without ``vanilla``: It cannot.
+    4. ``random+vanilla``, or another mixture with ``vanilla`` in all heads: It can, but only from a stock checkpoint,
+       in which no layer has ``random``. The weights of ``random`` are added to it. If another layer of the checkpoint
+       has such weights, this layer should have them, too, and they are missing.
 
     Args:
         prefix: The keys of the attention begin with it; it ends with a dot.
@@ -193,22 +200,25 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint:
         is_stock_checkpoint: Whether all layers of the checkpoint compute dot products alone.
     """
     attention = prefix.removesuffix(".")
-    mixtures = synthesizer.mixtures()  # a mixture of functions for each group of heads
-    has_several_groups = len(mixtures) > 1
+    mixtures = synthesizer.mixtures()  # the functions of each group of heads of one kind
     has_vanilla_in_all_heads = all(mixture.reads_query_key for mixture in mixtures)
     has_other_functions = has_own_weights(synthesizer)  # The weights of ``vanilla`` are not in the synthesizer.
-    if has_several_groups and has_other_functions:
+    if has_vanilla_in_all_heads and not has_other_functions:
+        return  # case 1
+
+    has_several_kinds_of_heads = len(mixtures) > 1
+    if has_several_kinds_of_heads:  # case 2
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of "
             f"several kinds; {advise_functions(attention)}"
         )
-    if not has_vanilla_in_all_heads:
+    if not has_vanilla_in_all_heads:  # case 3
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    if has_other_functions and not is_stock_checkpoint:
+    if not is_stock_checkpoint:  # case 4
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
@@ -228,24 +238,27 @@ def has_own_weights(synthesizer: LayerSynthesizer) -> bool:
 def add_functions_with_zero_logits(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
     """Adds the functions of the model that a stock checkpoint lacks to the checkpoint, with logits of 0.
 
-    With ``--synth-mixture sum``, the model then starts with the output of the stock Transformer. Functions that are not
-    trained keep their logits.
+    The model loads the checkpoint afterwards. With ``--synth-mixture sum``, it then starts with the output of the stock
+    Transformer. Only functions that are not trained keep their logits.
 
     Args:
         state_dict: The weights of the checkpoint, which get those of the functions in place.
         prefix: The keys of the attention begin with it; it ends with a dot.
-        synthesizer: The synthesizer of the model, which `check_start` has accepted. The weights of its functions are
-            changed in place, too.
+        synthesizer: The synthesizer of the model, which `check_start` has accepted. It is used to make the weights, and
+            so its own weights are changed, too.
     """
     if not has_own_weights(synthesizer):
-        return  # All heads compute dot products alone.
-    [mixture] = synthesizer.mixtures()  # `check_start` has refused heads of several kinds.
+        return  # All heads compute dot products alone, so the checkpoint lacks nothing.
+    [mixture] = synthesizer.mixtures()  # The heads are all of one kind, because `check_start` refuses several kinds.
     attention = prefix.removesuffix(".")
     logger.info(f"{attention}: starting {' and '.join(mixture.components)} from the weights of dot-product attention")
     warn_of_other_output(attention, mixture)
+
+    # First, the functions of the model get weights with which their logits are 0.
     for function in mixture.functions():
-        function.zero_logits_()
-    # The checkpoint gets a copy of these weights, so that the model can load them from it.
+        if function.is_trained():
+            function.zero_logits_()
+    # Then the checkpoint gets a copy of these weights. Without it, loading would complain that they are missing.
     for key, value in synthesizer.state_dict().items():
         state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
 
@@ -253,25 +266,26 @@ def add_functions_with_zero_logits(state_dict: StateDict, prefix: str, synthesiz
 def warn_of_other_output(attention: str, mixture: Mixture) -> None:
     """Warns if the output of an attention will differ from that of the stock checkpoint it starts from.
 
-    The logits of the checkpoint are those of ``vanilla``. The logits of the model are the same if it adds only logits
-    of 0 to them. They differ in two cases:
+    The logits of the checkpoint are those of ``vanilla``, the dot products. The logits of the model are the same if it
+    adds only logits of 0 to them. They differ in two cases:
 
-    * The mixture is convex. Its weights are less than 1, so the logits of ``vanilla`` become smaller.
-    * A function is not trained. It adds fixed logits, which are not 0.
+    1. The mixture is convex. Its weights are less than 1, so the logits of ``vanilla`` become smaller.
+    2. A function such as ``fixed_random`` adds fixed logits, which are not 0. Its logits are neither trained, nor
+       computed from queries and keys, as those of ``vanilla`` are.
 
     Args:
         attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
         mixture: The functions of its heads, which are all of one kind.
     """
     is_convex = mixture.alpha is not None  # Only a convex mixture has a parameter alpha, for the weights.
-    if is_convex:
+    if is_convex:  # case 1
         logger.warning(
             f"{attention}: --synth-mixture convex reduces the logits of the checkpoint; with --synth-mixture sum, "
             "the model starts with the checkpoint's output"
         )
     for name, function in zip(mixture.components, mixture.functions()):
-        is_dot_product = function.reads_query_key
-        if not is_dot_product and not function.is_trained():
+        has_fixed_logits = not function.is_trained() and not function.reads_query_key
+        if has_fixed_logits:  # case 2
             logger.warning(f"{attention}: {name} is not trained, so its logits change the output of the checkpoint")
 
 

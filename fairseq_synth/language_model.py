@@ -14,7 +14,7 @@ from fairseq.utils import eval_str_list
 from .config import SYNTHESIZER_FLAGS, check_and_parse_flags, config_class, flatten, stack_flag, stack_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder
-from .lengths import Limit, announce_limit, check_fusion, check_min_len, check_rows
+from .lengths import announce_limit, check_fusion, check_min_len, check_rows
 from .model import SynthesizerModel
 
 # The longest row of a model that encodes positions by sinusoids. They exist for every position, so that this is just
@@ -55,20 +55,19 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         """Returns a new model with the settings in a config; see `SynthesizerModel`.
 
         The model reads text in rows of ``--tokens-per-sample`` tokens, or one more with ``--add-bos-token``. Some
-        functions take only rows up to a limit, ``--synth-max-length``.
+        functions take only rows up to ``--synth-max-length``. If neither they nor the positions have a limit, rows may
+        be longer in an evaluation than in the training.
         """
-        settings = cls.read_config(cfg, task)
-        args = check_and_parse_flags(settings, cls.stacks)
+        args = check_and_parse_flags(cls.read_config(cfg, task), cls.stacks)
         check_embeddings(args)
         add_bos_token = bool(args.add_bos_token)
-        limit = stack_limit(args, args.decoder_head_groups)  # None: rows may have any length
+        longest_of_functions = stack_limit(args, args.decoder_head_groups)  # None if they take rows of any length
         if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token=add_bos_token)
+            check_rows("--tokens-per-sample", args.tokens_per_sample, longest_of_functions, add_bos_token=add_bos_token)
 
-        # If nothing limits the positions, an evaluation may have longer rows than the training.
-        takes_longer_rows = not has_limited_positions(args, limit)
+        takes_longer_rows = longest_of_functions is None and has_any_position(args)
         model = cls(build_decoder(args, task), add_bos_token=add_bos_token, takes_longer_rows=takes_longer_rows)
-        announce_limit(task, limit)
+        announce_limit(task, longest_of_functions)  # so that the padding of the task respects it, if there is one
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:
@@ -127,16 +126,17 @@ def build_decoder(args: argparse.Namespace, task: Any) -> SynthesizerDecoder:
     return SynthesizerDecoder(decoder_config(args), task.target_dictionary, embed_tokens, no_encoder_attn=True)
 
 
-def has_limited_positions(args: argparse.Namespace, limit: Limit | None) -> bool:
-    """Returns whether a flag, the functions or a matrix of learned positions limit the length of rows.
+def has_any_position(args: argparse.Namespace) -> bool:
+    """Returns whether the model has an encoding for every position, however long a row is.
 
-    Without these, positions are encoded by sinusoids, which exist for every position.
+    This is so with sinusoids, unless a flag limits the positions. Learned positions have a matrix of a certain size.
 
     Args:
         args: the flags of the model as the user has set them.
-        limit: the longest sentence that the functions take, or None.
     """
-    return args.max_target_positions is not None or limit is not None or bool(args.decoder_learned_pos)
+    has_sinusoids = not args.decoder_learned_pos
+    has_limit = args.max_target_positions is not None
+    return has_sinusoids and not has_limit
 
 
 def decoder_config(args: argparse.Namespace) -> TransformerConfig:

@@ -162,34 +162,37 @@ class Logits:
     def normal_form(self, src_len: int) -> NormalForm:
         """Returns the logits as at most one inner product, one outer product and one bias; see `NormalForm`.
 
-        * All biases and diagonals become one bias, by adding them up.
-        * The first outer product stays, and all others are added to the bias.
-        * All inner products become one, by joining their features: ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``.
-        * But in a decoding step the first inner product stays, and all others are added to the bias
+        * Bias: the sum of all biases and diagonals, and of the products that are left over below. It is in fp32 at
+          least, unless it is the only term.
+        * Outer product: the first one. All others are left over.
+        * Inner product: all inner products become one, by joining their features:
+          ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``. Only in a decoding step, all but the first one are left over
           (`divide_products`).
-
-        The bias is in fp32 at least, unless it is the only term.
 
         Args:
             src_len: S, the number of columns.
         """
+        # Bias: it begins as None if there are no biases and diagonals.
         is_sum = len(self.terms()) > 1
-        bias = self._sum_of_biases(src_len, in_fp32=is_sum)  # None without biases and diagonals
+        bias = self._sum_of_biases(src_len, in_fp32=is_sum)
 
+        # Outer product.
         left = None
         right = None
         if self.outers:
-            first_outer, *other_outers = [outer_factors(term, src_len) for term in self.outers]
-            left, right = first_outer
-            bias = add_outer_products(bias, other_outers, src_len)
+            outers = [outer_factors(term, src_len) for term in self.outers]
+            left = outers[0].left
+            right = outers[0].right
+            bias = add_outer_products(bias, outers[1:], src_len)
 
+        # Inner product: the query of the result is joined from queries, and its key from keys.
         query = None
         key = None
         if self.products:
-            joined_products, other_products = divide_products(self.products)
-            bias = add_inner_products(bias, other_products)
+            joined_products, left_over_products = divide_products(self.products)
             query = join_features([product.left for product in joined_products])
             key = join_features([product.right for product in joined_products])
+            bias = add_inner_products(bias, left_over_products)
 
         return NormalForm(query=query, key=key, left=left, right=right, bias=bias)
 
@@ -303,17 +306,17 @@ def outer_factors(outer: Outer, src_len: int) -> Factors:
         left feature    0  0  0    1  1  1    0  0     (as there is no feature 2, they begin again with 0)
         right feature   0  1  2    0  1  2    0  1
 
-    So the result has the left features 0, 1 and 0, and all right features. For 2 columns, it would have the left
-    feature 0, and the right features 0 and 1.
+    So 8 columns need three left features, 0, 1 and 0, and all right features. 2 columns need only the left feature 0,
+    and the right features 0 and 1. The comments have the numbers for 8 columns.
     """
-    left_size = outer.left_size
-    right_size = outer.factors.size(3) - left_size  # b
+    left_size = outer.left_size  # 2
+    right_size = outer.factors.size(3) - left_size  # b = 3
     all_left, all_right = outer.factors.split([left_size, right_size], dim=3)
-    num_needed_left = count_left_features(src_len, right_size)
-    num_needed_right = min(right_size, src_len)
-    # If there are too few left features, `take_positions` begins again with feature 0.
-    left = take_positions(all_left, dim=3, start=0, count=num_needed_left)
-    right = take_positions(all_right, dim=3, start=0, count=num_needed_right)
+    num_needed_left = count_left_features(src_len, right_size)  # 8 / 3, rounded up to 3
+    num_needed_right = min(right_size, src_len)  # 3
+    # After the last feature, `take_positions` begins again with feature 0.
+    left = take_positions(all_left, dim=3, start=0, count=num_needed_left)  # the features 0, 1, 0
+    right = take_positions(all_right, dim=3, start=0, count=num_needed_right)  # the features 0, 1, 2
     # An outer product has no scale.
     return apply_scale_and_weight(left, right, scale=1.0, weight=outer.weight)
 

@@ -75,7 +75,11 @@ def masked_softmax(
 ) -> Tensor:
     """Returns the softmax of the logits over the keys that are not hidden, (B or 1, H, T, S).
 
-    It has the type of `scores`, or fp32 at least if `attn_mask` adds numbers.
+    It has the type of `scores`, or fp32 at least if `attn_mask` adds numbers. There are two steps:
+
+    1. A mask of numbers, or the `causal_mask`, is added to the logits.
+    2. The logits of hidden keys are replaced: of padding, and of keys for which `attn_mask` has true or minus infinity.
+       The `causal_mask` needs only step 1.
 
     Args:
         scores: The logits, (B or 1, H, T or 1, S).
@@ -84,19 +88,19 @@ def masked_softmax(
         zero_rows_without_keys: What happens to a row whose keys are all hidden. If true, its weights and its gradient
             are 0. If false, its weights are finite numbers without a meaning, which saves two passes over the weights.
     """
-    # Each step replaces `scores`, so that the logits of the step before take no memory any longer.
+    # Step 1. Each step replaces `scores`, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
-        scores = add_mask(scores, attn_mask)  # The `causal_mask` hides its keys here, and leaves each row a key.
+        scores = add_mask(scores, attn_mask)
     hidden = hidden_keys(key_padding_mask, attn_mask)
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # All other masks hide their keys here, and may leave a row none. With minus infinity, such a row would become NaN.
-    # With the lowest finite number, all its keys get the same weight, 1 / S. In every other row, hidden keys get the
-    # weight 0.
+    # Step 2. All keys of a row may be hidden. With minus infinity, its weights would be NaN. With the lowest finite
+    # number, they are 1 / S each. In every other row, the weights of hidden keys are 0.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
     if zero_rows_without_keys:
-        return weights.masked_fill(hidden, 0.0)  # This changes only the rows without visible keys.
+        # This changes only rows without visible keys. In all other rows, hidden keys have the weight 0 already.
+        return weights.masked_fill(hidden, 0.0)
     return weights
 
 
@@ -121,26 +125,34 @@ def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
 
 
 def hidden_keys(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-    """Returns which keys the masks hide from which rows, in a shape that fits (B, H, T, S); or None if they hide none.
+    """Returns which keys the masks hide from which rows, as a tensor of booleans; or None if they hide none.
 
-    The keys that the `causal_mask` hides are not included.
+    The keys that the `causal_mask` hides are not included, because `add_mask` hides them.
 
     Args:
-        key_padding_mask: (B, S), true for hidden keys, or None.
-        attn_mask: As in `masked_softmax`, or None.
+        key_padding_mask: (B, S), true for hidden keys of a sentence, or None.
+        attn_mask: (T, S), boolean with true for keys that are hidden from a row, or floating point with minus infinity
+            for them; or the `causal_mask`; or None.
+
+    Returns:
+        (B, 1, T, S), (B, 1, 1, S) or (T, S), all of which fit logits (B, H, T, S); or None
     """
-    if attn_mask is None or is_causal(attn_mask):
-        hidden = None  # `add_mask` hides the keys of the `causal_mask`.
-    elif attn_mask.dtype == torch.bool:
-        hidden = attn_mask
-    else:
-        hidden = attn_mask == float("-inf")
+    hidden_by_attn_mask = keys_hidden_from_rows(attn_mask)  # (T, S), or None
     if key_padding_mask is None:
-        return hidden
+        return hidden_by_attn_mask
     padding = key_padding_mask[:, None, None].to(torch.bool)  # (B, 1, 1, S)
-    if hidden is None:
+    if hidden_by_attn_mask is None:
         return padding
-    return hidden | padding
+    return hidden_by_attn_mask | padding  # (B, 1, T, S)
+
+
+def keys_hidden_from_rows(attn_mask: Tensor | None) -> Tensor | None:
+    """Returns the keys that an ``attn_mask`` hides, (T, S), or None without a mask and for the `causal_mask`."""
+    if attn_mask is None or is_causal(attn_mask):
+        return None
+    if attn_mask.dtype == torch.bool:
+        return attn_mask
+    return attn_mask == float("-inf")
 
 
 def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
@@ -179,14 +191,22 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
     """
     if on_cpu(padding_mask) and not has_padding_before_tokens(padding_mask):
         return None
-    is_token = (~padding_mask).long()
-    is_padding = 1 - is_token
-    num_tokens = is_token.sum(dim=1, keepdim=True)  # (B, 1)
-    # How many tokens, and how much padding, there is to the left of each column. (`cumsum` counts the column, too.)
-    num_tokens_before = is_token.cumsum(dim=1) - is_token  # in the example [0, 0, 1, 2]
-    num_padding_before = is_padding.cumsum(dim=1) - is_padding  # in the example [0, 1, 1, 1]
-    # A token moves behind the tokens before it, and padding moves behind all tokens and the padding before it.
-    return torch.where(padding_mask, num_tokens + num_padding_before, num_tokens_before)
+    is_token = (~padding_mask).long()  # in the example [0, 1, 1, 0]
+    is_padding = 1 - is_token  # [1, 0, 0, 1]
+    num_tokens = is_token.sum(dim=1, keepdim=True)  # (B, 1), [2]
+    # A token moves behind the tokens before it. Padding moves behind all tokens, and the padding before it.
+    columns_of_tokens = count_before(is_token)  # [_, 0, 1, _], where `_` is not used
+    columns_of_padding = num_tokens + count_before(is_padding)  # [2, _, _, 3]
+    return torch.where(padding_mask, columns_of_padding, columns_of_tokens)
+
+
+def count_before(is_counted: Tensor) -> Tensor:
+    """Returns for each column how many ones there are on its left: [0, 1, 1, 0] -> [0, 0, 1, 2].
+
+    Args:
+        is_counted: (B, T), of integers 0 and 1.
+    """
+    return is_counted.cumsum(dim=1) - is_counted  # `cumsum` counts the column itself, too.
 
 
 def has_padding_before_tokens(padding_mask: Tensor) -> bool:
@@ -223,7 +243,9 @@ def align(x: Tensor, columns: Tensor | None) -> Tensor:
 def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
     """Returns a batch with each token moved back to the column that it had before `align`.
 
-    For example, the tokens [u, v, p, p] with the columns [2, 0, 1, 3] become [p, u, v, p].
+    For example, the tokens [u, v, p, p] with the columns [2, 0, 1, 3] become [p, u, v, p]: `align` has moved the first
+    token to column 2. So the first token of the result is read from column 2, which has p, the second one from column
+    0, which has u, and so on.
 
     Args:
         x: (T, B, C), or (B, T, C) if `batch_first`.
@@ -239,4 +261,4 @@ def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Ten
         dim = 0
         index = columns.t()  # (T, B)
     index_of_each_feature = index.unsqueeze(-1).expand(-1, -1, x.size(2))
-    return x.gather(dim, index_of_each_feature)
+    return x.gather(dim, index_of_each_feature)  # result[t] = x[columns[t]]; `align` has set aligned[columns[t]] = x[t]

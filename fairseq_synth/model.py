@@ -180,9 +180,14 @@ class SynthesizerModel:
     def set_loads_stock_checkpoint(self, state_dict: dict[str, Tensor]) -> None:
         """Sets ``loads_stock_checkpoint`` in all layers: whether their next checkpoint is a stock Transformer's.
 
-        A stock Transformer is fairseq's own. A layer with synthesizing functions may start from its weights, but not
-        from a Synthesizer that lacks the functions in this layer alone. A layer cannot tell them apart, because it
-        gets only its own weights.
+        A layer that finds no weights of its synthesizing functions, such as ``random``, has to know why:
+
+        * The checkpoint is of a stock Transformer, that is, fairseq's own, which has no such functions. The layer may
+          start from it.
+        * The checkpoint is of a Synthesizer, in which other layers have such functions. This layer's functions are
+          missing, which is an error.
+
+        The layer sees only its own weights, which are the same in both cases. So this method tells it.
 
         Args:
             state_dict: the weights of the whole checkpoint.

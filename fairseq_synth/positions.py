@@ -44,17 +44,17 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     The first row is at position `Inputs.start`, and the first column at position 0. Position l has the entry of
     position 0, and so on.
     """
-    _, max_rows, max_columns = parameter.size()  # max_rows = max_columns = l
+    max_length = parameter.size(1)  # l
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
-    has_position_beyond_l = start + tgt_len > max_rows or src_len > max_columns
-    needs_all_rows = tgt_len == max_rows
-    needs_all_columns = src_len == max_columns
-    if not (has_position_beyond_l or needs_all_rows or needs_all_columns):
-        # The two lines below would return the same entries as a view of a view. A single view is faster.
+    # The usual case: all positions are below l, and there are fewer rows and fewer columns than in the parameter.
+    is_within_l = start + tgt_len <= max_length and src_len <= max_length
+    cuts_rows_and_columns = tgt_len < max_length and src_len < max_length
+    if is_within_l and cuts_rows_and_columns:
+        # This would be two views below, one of the other. Then the backward pass would be slower.
         return view_window(parameter, start, tgt_len, src_len)  # (1, H, T, S)
-    # `take_positions` makes no view of the rows if all are needed, and the same holds for columns.
+    # `take_positions` makes no view if all rows, or all columns, are needed. Beyond l, it begins again with position 0.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)  # (H, T, l)
     window = take_positions(rows, dim=2, start=0, count=src_len)  # (H, T, S)
     return window[None]
@@ -76,6 +76,10 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
     # i and column j of the parameter is the element
     #     storage_offset + h * head_stride + i * row_stride + j * column_stride.
     # Row i of the view is row `start + i` of the parameter. So the view has the same strides, and only begins later.
+    #
+    # For example, with l = 4 and start = 1, the strides are 16, 4 and 1, and the view begins at the element 1 * 4 = 4.
+    # Its value in row 1 and column 2 is the element 4 + 1 * 4 + 2 * 1 = 10. This is the element 2 * 4 + 2 * 1 of the
+    # parameter, in row 2 and column 2.
     head_stride, row_stride, column_stride = parameter.stride()
     first_dimension_stride = 0  # It has no effect, because the first dimension of the view has the size 1.
     first_element = parameter.storage_offset() + start * row_stride
@@ -104,17 +108,10 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     """
     max_distance = (parameter.size(1) - 1) // 2  # m = 2
     smallest, largest = find_distance_range(inputs)  # -3 and 1
-    # The parameter covers the distances -2 to 1 of the call. At least distance 0, from a row to itself, is covered.
-    first_covered = max(smallest, -max_distance)  # -2
-    last_covered = min(largest, max_distance)  # 1
-    covered_values = parameter.narrow(  # a b c d
-        dim=1,
-        start=first_covered + max_distance,  # 0, because the value of distance -m has the index 0
-        length=last_covered - first_covered + 1,  # 4
-    )
-    num_below = first_covered - smallest  # 1: distance -3 is below -m
-    num_above = largest - last_covered  # 0: no distance is above m
-    values = add_end_values(covered_values, parameter, num_below, num_above)
+    # The value of distance -m has the index 0, so the value of distance d has the index d + m.
+    first_index = smallest + max_distance  # -1
+    last_index = largest + max_distance  # 3
+    values = take_clamped(parameter, first_index, last_index)  # a a b c d, as the index -1 gets the first value
     return values[None, :, None]
 
 
@@ -131,22 +128,28 @@ def find_distance_range(inputs: Inputs) -> tuple[int, int]:
     return first_column - last_row, last_column - first_row
 
 
-def add_end_values(covered_values: Tensor, parameter: Tensor, num_below: int, num_above: int) -> Tensor:
-    """Returns the covered values, with copies of the parameter's first value before and of its last value behind them.
+def take_clamped(parameter: Tensor, first: int, last: int) -> Tensor:
+    """Returns the values of a parameter from the index `first` to the index `last`, both of which may not exist.
 
-    For example, a parameter has the values a b c. The covered values a b with 2 values before them become a a a b.
+    An index below 0 gets the first value, and an index that is too large gets the last value. For example, in a
+    parameter a b c d e, the indices -1 to 3 get a a b c d. The comments have the numbers of this example.
 
     Args:
-        covered_values: Neighbouring values of the parameter, (H, any number).
-        parameter: (H, 2 m + 1), a value for each distance from -m to m.
-        num_below: The number of distances below -m, each of which gets the first value of the parameter.
-        num_above: The number of distances above m, each of which gets the last value of the parameter.
+        parameter: (H, any number), where the indices are those of the second dimension.
+        first, last: The indices. At least one index from `first` to `last` must exist.
     """
-    if num_below == 0 and num_above == 0:
-        return covered_values
-    first_values = parameter[:, :1].expand(-1, num_below)
-    last_values = parameter[:, -1:].expand(-1, num_above)
-    return torch.cat([first_values, covered_values, last_values], dim=1)
+    last_value = parameter.size(1) - 1  # 4
+    first_existing = max(first, 0)  # 0
+    last_existing = min(last, last_value)  # 3
+    num_existing = last_existing - first_existing + 1  # 4
+    existing = parameter.narrow(dim=1, start=first_existing, length=num_existing)  # a b c d
+    num_before = first_existing - first  # 1
+    num_behind = last - last_existing  # 0
+    if num_before == 0 and num_behind == 0:
+        return existing
+    first_values = parameter[:, :1].expand(-1, num_before)  # a
+    last_values = parameter[:, -1:].expand(-1, num_behind)
+    return torch.cat([first_values, existing, last_values], dim=1)
 
 
 def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:

@@ -423,44 +423,64 @@ class Mixture(LayerSynthesizer):
             sum_of_logits.add_terms(function(inputs), function_weights)
         return [sum_of_logits]
 
-    def fold_weights_(self, like: Tensor) -> Tensor:
-        """Multiplies the weights of the mixture into the parameters of its functions, and removes the weights.
+    def factor_of_queries(self, like: Tensor) -> Tensor:
+        """Returns the number by which the queries of each head have to be multiplied after `fold_weights_`, (H,).
 
-        Generation then has less to compute. ``vanilla`` has no parameters here. So its weight and its scale,
-        1 / sqrt(d_h), are returned, for the caller to multiply into the query projection. If one of the functions does
-        not allow this, nothing is changed.
+        For ``vanilla``, it is the weight of the function, times the scale 1 / sqrt(d_h). For example, with the weight
+        0.5 and d_h = 64, it is 0.5 / 8. It is 1 without ``vanilla``, and if `fold_weights_` changes nothing. Nothing is
+        changed here.
 
         Args:
             like: A tensor with the device and type of the attention's weights.
-
-        Returns:
-            (H,), the number by which the queries of each head have to be multiplied from now on. It is 1 without
-            ``vanilla``, and if nothing is changed.
         """
-        query_factor = like.new_ones(self.num_heads)
-        has_vanilla = any(type(function) is Vanilla for function in self.functions())
-        has_weights = self.alpha is not None
-        if not has_vanilla and not has_weights:
-            return query_factor  # There is nothing to multiply.
+        factor = like.new_ones(self.num_heads)
         if not self._can_fold_weights():
-            return query_factor
-
-        weights = self.weights()  # (M, H): a weight of each function in each head
+            return factor
+        weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
         if weights is None:
             weights = like.new_ones(len(self.functions()), self.num_heads)
-        for function, function_weights in zip(self.functions(), weights):
+        for function, weight_of_heads in zip(self.functions(), weights):
             if type(function) is Vanilla:
-                query_factor = query_factor * function.scaling * function_weights
+                factor = factor * function.scaling * weight_of_heads
+        return factor
+
+    def fold_weights_(self, like: Tensor) -> None:
+        """Removes the weights of the mixture and the scale of ``vanilla``, for good, so that generation is faster.
+
+        * The parameters of all functions but ``vanilla`` are multiplied by their weights here.
+        * ``vanilla`` has no parameters here. The caller has to multiply its queries by `factor_of_queries`, which must
+          be computed before this call.
+
+        Nothing is changed if there is no weight and no scale, or if a function does not allow it.
+
+        Args:
+            like: A tensor with the device and type of the attention's weights.
+        """
+        if not self._can_fold_weights():
+            return
+        weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
+        if weights is not None:
+            for function, weight_of_heads in zip(self.functions(), weights):
+                if type(function) is not Vanilla:
+                    function.scale_(weight_of_heads[:, None, None])  # (H, 1, 1)
+        # From now on, the parameters and the queries contain the weights and the scale. Without the following two
+        # steps, `forward` would multiply by them once more.
+        self.alpha = None
+        for function in self.functions():
+            if type(function) is Vanilla:
                 function.scaling = 1.0
-            elif has_weights:
-                function.scale_(function_weights[:, None, None])  # (H, 1, 1)
-        self.alpha = None  # Now all weights are 1.
         # This buffer marks the state dict, so that no training goes on with it.
         self.register_buffer("folded", like.new_ones([]))
-        return query_factor
 
     def _can_fold_weights(self) -> bool:
-        """Returns whether every function either is ``vanilla``, or reads no queries and implements `scale_`."""
+        """Returns whether there is a weight or a scale to multiply into parameters, and every function allows it.
+
+        A function allows it if it is ``vanilla``, or if it reads no queries and implements `scale_`.
+        """
+        has_weights = self.alpha is not None
+        has_scale = any(type(function) is Vanilla for function in self.functions())
+        if not has_weights and not has_scale:
+            return False
         for function in self.functions():
             if type(function) is Vanilla:
                 continue

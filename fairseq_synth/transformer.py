@@ -45,16 +45,15 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
         If the functions of the model limit the length of sentences, this checks that the padding of the task respects
         the limit (`announce_limit`). It also makes ``--truncate-source`` cut sources to what the model can read.
         """
-        flags = cls.read_config(cfg, task)
-        check_supported(flags)
-        flags_and_heads = check_and_parse_flags(flags, cls.stacks)  # also the heads of each layer
-        model_config = TransformerConfig.from_namespace(flags_and_heads)  # the nested form that fairseq reads
-        model = super().build_model(model_config, task)
+        settings = cls.read_config(cfg, task)
+        check_supported(settings)
+        args = check_and_parse_flags(settings, cls.stacks)  # the settings, and also the groups of heads of each layer
+        model = super().build_model(TransformerConfig.from_namespace(args), task)  # the form that fairseq reads
 
-        heads_of_all_layers = [*flags_and_heads.encoder_head_groups, *flags_and_heads.decoder_head_groups]
-        limit = stack_limit(flags, heads_of_all_layers)
-        if limit is not None:
-            announce_limit(task, limit)
+        groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
+        longest_of_functions = stack_limit(args, groups_of_all_layers)  # None if they take sentences of any length
+        if longest_of_functions is not None:
+            announce_limit(task, longest_of_functions)
             cut_sources(task, model.encoder.max_positions())
         return model
 

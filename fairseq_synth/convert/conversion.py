@@ -202,11 +202,9 @@ def has_synthesizing_functions(loaded: Loaded) -> bool:
 def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | None) -> int:
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
-    This is the value of ``--max-length``, or without the flag the largest value that is allowed. If the training reads
-    rows of text, it is at least the length of a row, because the training could not be continued otherwise.
-
-    For example, let the longest sentence have 40 tokens. If the training reads sentences, values up to 40 are allowed.
-    If it reads rows of 64 tokens, values up to 64 are allowed, and all of them become 64.
+    For example, let the longest sentence have 40 tokens. If the training reads sentences, the result is the value of
+    ``--max-length``, which may be up to 40, or 40 without the flag. If the training reads rows of text of 64 tokens,
+    the result is 64 in any case, because a model that takes only shorter rows could not continue the training.
 
     Args:
         loaded: the old model.
@@ -216,8 +214,8 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
     Raises:
         SynthesizerError: ``--max-length`` is larger than the longest sentence, and larger than a row.
     """
-    row_length = find_row_length(loaded.cfg)  # 0 if the training reads sentences
-    largest_allowed = max(longest_read, row_length)
+    row_length = find_row_length(loaded.cfg)  # 64 in the example, or 0 if the training reads sentences
+    largest_allowed = max(longest_read, row_length)  # 64, or 40
     if max_length_flag is None:
         return largest_allowed
     if max_length_flag > largest_allowed:
@@ -226,7 +224,9 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
             f"{longest_read} tokens, so later positions are unknown; use at most {largest_allowed}, or "
             "relative_random, which accepts any length"
         )
-    return max(max_length_flag, row_length)
+    if max_length_flag < row_length:
+        return row_length  # A smaller value would be too short for the rows of the training.
+    return max_length_flag
 
 
 def find_row_length(cfg: Any) -> int:

@@ -77,9 +77,7 @@ def replace_heads(
 
     In the new attention, heads with the same functions have to be neighbours. So the heads may get another order
     (`order_heads`), and their parts of all projections get this order too. The output of the attention does not depend
-    on it. For example, let head 2 of a Transformer's four heads get the function ``random``. The new order is 2, 0, 1,
-    3. There are two new groups, head 2 with ``random`` and the others with ``vanilla``, and the layer's value of
-    ``--encoder-synthesizer`` is ``random:1/vanilla:3``.
+    on it. The comments show an example: head 2 of a Transformer's four heads gets the function ``random``.
 
     Args:
         old_state: the state dict of the old attention, which is not changed.
@@ -88,17 +86,20 @@ def replace_heads(
         function: their new function.
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
-    # All heads in the order of the new attention, and the same heads in its groups.
-    ordered_heads = order_heads(attention, replaced)
-    new_groups = group_heads(attention, ordered_heads, function)
+    # All heads in their new order: 2, 0, 1, 3.
+    ordered_heads: list[OldHead] = order_heads(attention, replaced)
+    # The same heads in groups of equal functions: head 2 with ``random``, and the heads 0, 1 and 3 with ``vanilla``.
+    new_groups: list[NewGroup] = group_heads(attention, ordered_heads, function)
 
+    # A state dict has the projections of all heads, which are reordered, and the parameters of the functions.
     old = split_state(old_state)
-    new_projections = reorder_projections(old.projections, ordered_heads, head_dim=attention.module.head_dim)
-    new_functions = replace_functions(old.functions, attention, new_groups, parameters)
-    new_state = join_state(AttentionState(projections=new_projections, functions=new_functions))
+    new = AttentionState(
+        projections=reorder_projections(old.projections, ordered_heads, head_dim=attention.module.head_dim),
+        functions=replace_functions(old.functions, attention, new_groups, parameters),
+    )
 
-    layer_spec = describe_groups([group.as_head_group() for group in new_groups])
-    return NewAttention(state=new_state, layer_spec=layer_spec)
+    layer_spec = describe_groups([group.as_head_group() for group in new_groups])  # "random:1/vanilla:3"
+    return NewAttention(state=join_state(new), layer_spec=layer_spec)
 
 
 def split_state(state: dict[str, Tensor]) -> AttentionState:
@@ -165,28 +166,37 @@ def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
 def list_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
     """Returns the heads of an attention in the order that they have there.
 
+    For example, an attention ``random:1/vanilla:2`` has two groups of heads with the same functions. Only heads with
+    ``vanilla`` read queries, and have a part in q_proj and k_proj:
+
+        index_in_attention    0     1  2
+        group_index           0     1  1
+        index_in_group        0     0  1
+        query_index           None  0  1     (the place in q_proj and k_proj)
+
     Args:
         attention: the old attention.
-        replaced: the indices of the heads that get the new function.
+        replaced: the indices in the attention of the heads that get the new function.
     """
     heads: list[OldHead] = []
-    # How many of these heads read queries and keys. Only these heads have parts in q_proj and k_proj, so that a head
-    # may have another index there than in the attention.
-    num_query_heads = 0
+    index_in_attention = 0  # of the next head
+    next_query_index = 0
     for group_index, group in enumerate(attention.head_groups()):
         reads_query_key = any(SYNTHESIZERS[name].reads_query_key for name in group.functions)
         for index_in_group in range(group.num_heads):
-            index_in_attention = len(heads)  # All heads before this one are in the list.
+            query_index = None
+            if reads_query_key:
+                query_index = next_query_index
+                next_query_index += 1
             head = OldHead(
                 index_in_attention=index_in_attention,
                 group_index=group_index,
                 index_in_group=index_in_group,
                 is_replaced=index_in_attention in replaced,
-                query_index=num_query_heads if reads_query_key else None,
+                query_index=query_index,
             )
             heads.append(head)
-            if reads_query_key:
-                num_query_heads += 1
+            index_in_attention += 1
     return heads
 
 

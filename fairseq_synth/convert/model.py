@@ -70,31 +70,34 @@ def convert_weights(
 ) -> NewWeights:
     """Returns the weights of the new model, which may share tensors with the old model; the old model is not changed.
 
+    Only self-attentions with heads to replace get new weights.
+
     Args:
         model: the old model.
         conversion: the new function of each self-attention.
         parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
     """
-    new_state = dict(model.state_dict())  # a new dict, in which the entries of each changed attention are replaced
+    old_state = model.state_dict()
+    new_state = dict(old_state)  # The loop replaces the entries of one attention after the other.
     attentions = self_attentions(model)
     layer_specs: dict[str, list[str]] = {attention.stack: [] for attention in attentions}
     for attention in attentions:
-        replaced = {head.number for head in heads if head.attention == attention.name}
-        if replaced:
-            prefix = find_prefix(model, attention.module)
-            new_attention = replace_heads(
-                select_prefix(new_state, prefix),
-                attention=attention,
-                replaced=replaced,
-                function=conversion.functions[attention.name],
-                parameters=parameters[attention.name],
-            )
-            replace_entries_(new_state, prefix, new_attention.state)
-            layer_spec = new_attention.layer_spec
-        else:
-            layer_spec = describe_groups(attention.head_groups())
-        layer_specs[attention.stack].append(layer_spec)
+        specs_of_stack = layer_specs[attention.stack]
+        heads_to_replace = {head.number for head in heads if head.attention == attention.name}
+        if not heads_to_replace:
+            specs_of_stack.append(describe_groups(attention.head_groups()))
+            continue
+        prefix = find_prefix(model, attention.module)  # The keys of each attention begin with another prefix.
+        new_attention = replace_heads(
+            select_prefix(old_state, prefix),
+            attention=attention,
+            replaced=heads_to_replace,
+            function=conversion.functions[attention.name],
+            parameters=parameters[attention.name],
+        )
+        replace_entries_(new_state, prefix, new_attention.state)
+        specs_of_stack.append(new_attention.layer_spec)
     return NewWeights(state=new_state, layer_specs=layer_specs)
 
 
@@ -125,7 +128,7 @@ def make_config(
     """Returns the new model's part of fairseq's config: {name of a flag: its value} for every flag of the new class.
 
     A flag that describes the new functions, such as ``--synth-rank``, has their value. All other flags have the value
-    of the old model, or their default if the old model has no such flag.
+    of the old model. If the old model has no such flag, they have the default of the new class.
 
     Args:
         loaded: the old model.
@@ -133,18 +136,18 @@ def make_config(
         layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
         max_length: ``--synth-max-length``.
     """
-    old_settings = read_settings(loaded.cfg.model)
-    settings_of_functions: dict[str, Any] = {"synth_max_length": max_length, "synth_rank": conversion.rank}
+    # The flags of the old model, and then those of the functions, which replace values of the old model.
+    settings = read_settings(loaded.cfg.model)  # a new dict
+    settings["synth_max_length"] = max_length
+    settings["synth_rank"] = conversion.rank
     for stack, specs in layer_specs.items():
-        settings_of_functions[f"{stack}_synthesizer"] = join_layer_specs(specs)
+        flag = f"{stack}_synthesizer"  # encoder_synthesizer or decoder_synthesizer
+        settings[flag] = join_layer_specs(specs)
 
-    # A flag in both dicts has the value in the second one.
-    settings = {**old_settings, **settings_of_functions}
-    complete_settings = add_defaults(settings, loaded, conversion.model_name)
-
-    # Flags that only the old model has are left out.
+    # Now every flag of the new class gets a value. But there may also be flags that only the old class has.
+    settings_with_defaults = add_defaults(settings, loaded, conversion.model_name)
     flags_of_new_class = dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name])
-    cfg = {flag.name: complete_settings[flag.name] for flag in flags_of_new_class}
+    cfg = {flag.name: settings_with_defaults[flag.name] for flag in flags_of_new_class}
     cfg["_name"] = conversion.model_name
     return cfg
 

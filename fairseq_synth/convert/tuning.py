@@ -108,23 +108,37 @@ def changed_flags(parser: argparse.ArgumentParser, defaults: Any, values: Mappin
         values: {name of a flag: its setting}. No flag is written for a setting that is missing or None, because the
             command line has no text for None.
     """
-    flags = []
-    # argparse has an action for each flag. Its `dest` is the name of the setting, and `option_strings` are the ways to
-    # write the flag. There is no public way to list the actions.
-    for action in parser._actions:
-        is_positional = not action.option_strings  # The folder of the data is an argument without a flag.
-        if is_positional:
-            continue
-        value = values.get(action.dest)
-        default = getattr(defaults, action.dest, None)
+    command_line = []
+    for flag in list_flags(parser):
+        name = flag.dest  # such as "adam_betas"
+        default = getattr(defaults, name, None)
+        value = values.get(name)
         if isinstance(value, list):
-            value = tuple(value)  # fairseq's defaults are tuples, and it reads texts such as "(0.9, 0.98)".
+            # A config has lists where fairseq's defaults are tuples. fairseq can also read the text of a tuple.
+            value = tuple(value)
         if value is None or value == default:
             continue
-        flag = action.option_strings[0]
-        is_switch = action.nargs == 0
-        if is_switch:
-            flags.append(flag)  # Without a value, because a switch sets the opposite of its default.
-        else:
-            flags += [flag, str(value)]
-    return flags
+        command_line += write_flag(flag, value)
+    return command_line
+
+
+def list_flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """Returns the flags of a parser, without its arguments that have no flag, such as the folder of the data."""
+    # argparse calls both of them actions. It has no public way to list them.
+    return [action for action in parser._actions if action.option_strings]
+
+
+def write_flag(flag: argparse.Action, value: Any) -> list[str]:
+    """Returns the words that set a flag: ``["--dropout", "0.1"]``, or just ``["--use-old-adam"]`` for a switch.
+
+    A switch takes no value. It sets the opposite of its default.
+
+    Args:
+        flag: the flag, as argparse has it.
+        value: its value, which is not the default.
+    """
+    text_of_flag = flag.option_strings[0]  # The others are further ways to write the same flag.
+    is_switch = flag.nargs == 0
+    if is_switch:
+        return [text_of_flag]
+    return [text_of_flag, str(value)]

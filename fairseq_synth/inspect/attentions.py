@@ -17,6 +17,8 @@ from ..checkpoint_compatibility import function_names
 from ..masks import causal_mask, masked_softmax
 from ..positions import Inputs
 
+ATTENTION_OF_KIND = {"self": "self_attn", "cross": "encoder_attn"}  # {kind: fairseq's name for it in a layer}
+
 
 class Head(NamedTuple):
     """One head: the name of its attention, such as ``encoder.self.0``, and its number there, from 0."""
@@ -114,14 +116,11 @@ class Attention(NamedTuple):
         has_queries = self.module.q_proj is not None
         if has_queries:
             return None  # at least one function of this attention computes dot products, too
-        # The logits are computed for two sentences, whose features are all 0. If some function reads the features,
-        # `join_logits` returns logits for each sentence. Otherwise it returns them once, for all sentences.
-        num_sentences = 2
-        any_parameter = next(self.module.parameters())
-        features = any_parameter.new_zeros(length, num_sentences, self.module.embed_dim)  # (T, B, C)
-        logits = join_logits(self.module, Inputs(x=features, q=None, k=None, start=0, src_len=length))
-        is_same_for_all_sentences = logits.size(0) == 1  # (1, H, T, T), not (2, H, T, T)
-        return logits[0] if is_same_for_all_sentences else None
+        logits_of_two_sentences = compute_logits_of_zeros(self.module, num_sentences=2, length=length)
+        is_same_for_all_sentences = logits_of_two_sentences.size(0) == 1
+        if not is_same_for_all_sentences:
+            return None  # at least one function of this attention reads the words
+        return logits_of_two_sentences[0]
 
 
 def join_alpha(mixtures: Sequence[Any], num_heads: int) -> dict[str, list[float]]:
@@ -184,20 +183,37 @@ def attentions(model: nn.Module) -> list[Attention]:
         empty if a layer has an attention that is neither fairseq's nor this plugin's: such a model cannot be inspected.
     """
     stacks = find_stacks(model)
-    result = []
-    for stack_name, kind in (("encoder", "self"), ("decoder", "self"), ("decoder", "cross")):
-        if stack_name not in stacks:
-            continue
-        attribute = "self_attn" if kind == "self" else "encoder_attn"  # fairseq's name for the attention of a layer
-        for layer_number, layer in enumerate(stacks[stack_name].layers):
-            module = getattr(layer, attribute, None)
-            if module is None and kind == "cross":
-                continue  # the decoder of a language model has no cross-attention
-            is_known = isinstance(module, (SyntheticAttention, MultiheadAttention))
-            if not is_known:
-                return []
-            result.append(Attention(stack_name, kind, layer_number, module))
-    return result
+    found = [
+        *list_attentions(stacks, "encoder", "self"),
+        *list_attentions(stacks, "decoder", "self"),
+        *list_attentions(stacks, "decoder", "cross"),
+    ]
+    for attention in found:
+        is_known = isinstance(attention.module, (SyntheticAttention, MultiheadAttention))
+        if not is_known:
+            return []
+    return found
+
+
+def list_attentions(stacks: dict[str, Any], stack: str, kind: str) -> list[Attention]:
+    """Returns the attentions of one kind in one stack, layer by layer, whatever their class is.
+
+    The list is empty if the model has no such stack. A decoder without an encoder has no cross-attentions.
+
+    Args:
+        stacks: {``encoder`` or ``decoder``: the module that has its layers}, as `find_stacks` returns it.
+        stack: ``encoder`` or ``decoder``.
+        kind: ``self`` or ``cross``.
+    """
+    if stack not in stacks:
+        return []
+    found = []
+    for layer_number, layer in enumerate(stacks[stack].layers):
+        module = getattr(layer, ATTENTION_OF_KIND[kind], None)
+        is_without_cross_attention = kind == "cross" and module is None
+        if not is_without_cross_attention:
+            found.append(Attention(stack=stack, kind=kind, layer=layer_number, module=module))
+    return found
 
 
 def self_attentions(model: nn.Module) -> list[Attention]:
@@ -232,6 +248,23 @@ def compute_dot_products(module: MultiheadAttention, query: Tensor, key: Tensor)
     q = split_heads(module.q_proj(query), module.head_dim)
     k = split_heads(module.k_proj(key), module.head_dim)
     return q @ k.transpose(-1, -2) * module.scaling
+
+
+def compute_logits_of_zeros(module: SyntheticAttention, num_sentences: int, length: int) -> Tensor:
+    """Returns the logits of sentences of which all features are 0, of this plugin's attention without queries.
+
+    If a function reads the features, the result has logits for each sentence, although they are equal: (B, H, T, T).
+    Otherwise it has them once, for all sentences: (1, H, T, T). So the size of the result tells whether the logits
+    depend on the words, if there is more than one sentence.
+
+    Args:
+        module: this plugin's attention, without q_proj and k_proj.
+        num_sentences: B.
+        length: T, the number of tokens of each sentence.
+    """
+    any_parameter = next(module.parameters())
+    features = any_parameter.new_zeros(length, num_sentences, module.embed_dim)  # (T, B, C)
+    return join_logits(module, Inputs(x=features, q=None, k=None, start=0, src_len=length))
 
 
 def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:

@@ -236,13 +236,13 @@ def check_dictionaries(path: Path, data: Path, task: Any, sizes: dict[str, int])
 def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest: int | None = None) -> list[int]:
     """Loads a split of the data, and returns the indices of the sentences that the model can read, shortest first.
 
-    Sentences that are too long are left out, with a warning.
+    Sentences that are too long for the model, or longer than `longest`, are left out, with a warning.
 
     Args:
         loaded: the model, with data.
         subset: the split.
         sentences: how many sentences of the split to take, from its beginning; None for all.
-        longest: the most tokens that a sentence may have; None for the model's own limit.
+        longest: the most tokens that a sentence may have, if this is less than the model can read.
 
     Raises:
         SynthesizerError: there is no such split, or all of its sentences are too long.
@@ -251,17 +251,22 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
     num_sentences = len(dataset)
     if sentences:
         num_sentences = min(num_sentences, sentences)
-    # A number of tokens or, for a model with an encoder and a decoder, one for the source and one for the target.
+
+    # Of these sentences, first those that the model can read, and of these, those that are not longer than `longest`.
+    # The model's limit is a number of tokens or, with encoder and decoder, one for the source and one for the target.
     limits_of_model = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
-    indices_within_limits, _ = dataset.filter_indices_by_size(np.arange(num_sentences), limits_of_model)
+    indices_within_limits, _too_long = dataset.filter_indices_by_size(np.arange(num_sentences), limits_of_model)
     indices: list[int] = indices_within_limits.tolist()
     if longest is not None:
         indices = [index for index in indices if dataset.num_tokens(index) <= longest]
-    num_skipped = num_sentences - len(indices)
-    if num_skipped > 0:
-        logger.warning(f"{loaded.path}: {num_skipped} sentences of {subset} are too long for the model and are skipped")
+
+    num_too_long = num_sentences - len(indices)  # for either reason
+    if num_too_long > 0:
+        logger.warning(
+            f"{loaded.path}: {num_too_long} sentences of {subset} are too long for the model and are skipped"
+        )
     if not indices:
-        limits = longest or limits_of_model
+        limits = longest or limits_of_model  # `longest` is the smaller limit.
         raise SynthesizerError(f"--subset {subset}: all sentences are too long (limits: {limits})")
     return sorted(indices, key=lambda index: (dataset.num_tokens(index), index))
 

@@ -92,8 +92,9 @@ def continue_rows(by_position: Tensor, by_distance: Tensor) -> Tensor:
 def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
     """Returns the logits by position, and by distance, under which the observed attention weights are most likely.
 
-    Logits are likely if the sum of ``a_ij log softmax(S)_ij`` over all cells of all sentences is large. Here a_ij are
-    the observed weights of a sentence. S are the logits, cut to its number of tokens.
+    Both are found by maximum likelihood, as in a logistic regression. For a sentence of n tokens with the observed
+    weights a, and the first n rows and columns S of the logits, the log-likelihood is the sum of
+    ``a_ij log softmax(S)_ij`` over all cells. It is summed over all sentences.
 
     Args:
         weights: the observed weights of all sentences, of up to T tokens. Their sum and their count are read here.
@@ -134,12 +135,23 @@ def fit_by_distance(total: Tensor, sentences_of_length: Tensor, causal: bool) ->
         causal: True if row i sees no column after i.
     """
     logits = most_likely_logits(total, sentences_of_length, causal, by_distance=True)  # (H, T, T)
-    # The first column has the distances j - i = 0, -1, ... 1 - T, and the first row has 0, 1, ... T - 1. For example,
-    # [[5, 6, 7], [4, 5, 6], [3, 4, 5]] has [3, 4] for the negative distances and [5, 6, 7] for the others.
-    negative_distances = logits[:, 1:, 0].flip(-1)  # from 1 - T to -1
-    other_distances = logits[:, 0, :]  # from 0 to T - 1
-    by_distance = torch.cat([negative_distances, other_distances], dim=-1)
-    return centre(by_distance)
+    return centre(read_diagonals(logits))
+
+
+def read_diagonals(matrix: Tensor) -> Tensor:
+    """Returns the values (H, 2 T - 1) of the diagonals of a matrix (H, T, T), each of which has a single value.
+
+    They are in the order of the distance j - i, from 1 - T to T - 1. So they go up the first column, and then along the
+    first row. For example, they are 3, 4, 5, 6, 7 for this matrix, with the distances -2 to 2:
+
+        5 6 7
+        4 5 6
+        3 4 5
+    """
+    first_column = matrix[:, :, 0]  # 5 4 3
+    first_row = matrix[:, 0, :]  # 5 6 7
+    negative_distances = first_column[:, 1:].flip(-1)  # 3 4, without the 5, which is in the first row, too
+    return torch.cat([negative_distances, first_row], dim=-1)
 
 
 def visible_cells(length: int, causal: bool) -> Tensor:
@@ -174,8 +186,8 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool,
     """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
     The fit works on scores, which are exp(logits). So an attention weight is its score divided by the sum of its row.
-    All scores begin as 1. Each step of `improve_scores` makes the observed weights more likely. The fit ends when no
-    score changes by more than `FIT_TOLERANCE`, relative to its size.
+    All scores of visible cells begin as 1. Each step of `improve_scores` makes the observed weights more likely. The
+    fit ends when no score changes by more than `FIT_TOLERANCE`, relative to its size.
 
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
@@ -187,20 +199,16 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool,
         (H, T, T), -inf where a row does not see a column.
     """
     visible = visible_cells(total.size(-1), causal)  # (T, T)
-    if by_distance:
-        observed = sum_diagonals(total)  # (H, T, T), with the sum of its diagonal in each cell
-    else:
-        observed = total
-    scores = torch.ones_like(total) * visible  # (H, T, T)
+    scores = torch.ones_like(total) * visible  # (H, T, T), 1 in visible cells and 0 in all others, which keep it
     for _ in range(FIT_STEPS):
         earlier_scores = scores
-        scores = improve_scores(earlier_scores, observed, sentences_of_length, visible, by_distance)
+        scores = improve_scores(earlier_scores, total, sentences_of_length, visible, by_distance)
         changes = (scores - earlier_scores).abs()
-        largest_changes = FIT_TOLERANCE * earlier_scores
-        # A cell that a row does not see has the score 0 before and after each step, so it changes by 0 <= 0.
-        if bool((changes <= largest_changes).all()):
+        allowed_changes = FIT_TOLERANCE * earlier_scores  # In the other cells both are 0, so `<=` is true.
+        has_converged = bool((changes <= allowed_changes).all())
+        if has_converged:
             break
-    return scores.log()
+    return scores.log()  # The logarithm of 0 is -inf.
 
 
 def sum_diagonals(matrix: Tensor) -> Tensor:
@@ -209,7 +217,7 @@ def sum_diagonals(matrix: Tensor) -> Tensor:
 
 
 def improve_scores(
-    scores: Tensor, observed: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool
+    scores: Tensor, total: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool
 ) -> Tensor:
     """Does one step of the fit of `most_likely_logits`, and returns the new scores (H, T, T).
 
@@ -226,17 +234,19 @@ def improve_scores(
 
     Args:
         scores: the scores before the step, (H, T, T), 0 where a row does not see a column.
-        observed: (H, T, T), 0 where a row does not see a column. With `by_distance`, it is summed over the diagonals.
+        total: the observed weights (H, T, T), summed over all sentences; 0 where a row does not see a column.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         visible: (T, T), False where a row does not see a column.
         by_distance: whether all cells of a diagonal have the same score.
     """
-    expected = sum_inverse_row_sums(scores, sentences_of_length)  # (H, T, T), never 0
+    observed = total
+    expected = sum_inverse_row_sums(scores, sentences_of_length)  # above 0, because at least one sentence has T tokens
     if by_distance:
+        observed = sum_diagonals(observed)  # the sum of its diagonal in each cell
         expected = sum_diagonals(expected)
     new_scores = observed / expected
-    limited_scores = limit_scores(new_scores, by_distance)  # no score is 0 now
-    return limited_scores * visible
+    # `limit_scores` raises scores of 0, which have no logarithm. But cells that are not visible have to keep their 0.
+    return limit_scores(new_scores, by_distance) * visible
 
 
 def limit_scores(scores: Tensor, by_distance: bool) -> Tensor:
@@ -265,32 +275,25 @@ def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
 
     For example, 3 sentences have one token, 5 sentences have two tokens, and all scores are 1. Cell (0, 0) is in all
     sentences, so its result is 3 / 1 + 5 / 2 = 5.5. The other cells are only in the sentences of two tokens, so their
-    result is 5 / 2 = 2.5. The steps below compute for rows 0 and 1:
-
-        row_sums          [1, 2]          [1, 2]
-        sums_by_length    [3 / 1, 5 / 2]  [0, 5 / 2]
-        result            [5.5, 2.5]      [2.5, 2.5]
+    result is 5 / 2 = 2.5. The comments show what the loop does in this example.
 
     Args:
         scores: (H, T, T), 0 where a row does not see a column. Every row sees column 0, so that no sum is 0.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
     """
-    # Below, place n - 1 of the last dimension is for the sentences of n tokens.
-    row_sums = scores.cumsum(dim=-1)
-    sums_by_length = sentences_of_length / row_sums
-    # Sentences of n tokens have only the rows 0 to n - 1. In all later rows, `triu` sets place n - 1 to 0.
-    sums_by_length = sums_by_length.triu()
-    # Column j is in the sentences of j + 1 and more tokens, so the result is the sum from place j to the end.
-    return reverse_cumsum(sums_by_length)
-
-
-def reverse_cumsum(values: Tensor) -> Tensor:
-    """Returns at each place of the last dimension the sum of the values from there to the end.
-
-    For example, [1, 2, 3] becomes [6, 5, 3].
-    """
-    # `cumsum` sums up from the beginning, so the order is reversed before and after it.
-    return values.flip(-1).cumsum(dim=-1).flip(-1)
+    num_heads, longest, _ = scores.size()
+    cumulative_scores = scores.cumsum(dim=-1)  # column n - 1: the sums of the first n scores of each row
+    result = torch.zeros_like(scores)
+    # For each row: the sum of 1 / (sum of the row) over the sentences that the loop has had so far.
+    sum_of_rows = scores.new_zeros(num_heads, longest)
+    for num_tokens in range(longest, 0, -1):  # first 2, and then 1
+        # The sentences of n tokens have only the rows 0 to n - 1.
+        num_sentences = sentences_of_length[num_tokens - 1]  # 5, and then 3
+        row_sums = cumulative_scores[:, :num_tokens, num_tokens - 1]  # [2, 2], and then [1]
+        sum_of_rows[:, :num_tokens] += num_sentences / row_sums  # [2.5, 2.5], and then [5.5, 2.5]
+        # Column n - 1 is in the sentences of n and more tokens. These are the sentences that the loop has had so far.
+        result[:, :, num_tokens - 1] = sum_of_rows
+    return result
 
 
 def sum_by_distance(matrix: Tensor) -> Tensor:

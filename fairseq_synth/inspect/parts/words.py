@@ -34,17 +34,25 @@ def measure(inspection: Inspection) -> None:
     To replace a head means to give it fixed logits, which depend on the positions of two tokens and not on the words.
     Their softmax is as near as possible to the head's mean attention weights over training sentences.
 
-    First, each head is replaced alone (`add_increases`). Then more and more heads are replaced (`add_losses`).
+    The losses are those of the inspection's sentences.
     """
     loaded = inspection.loaded
     batches = inspection.batches
+
+    # What a replaced head gets: {self-attention: fixed logits of its heads}.
     averages = words.average(loaded, TRAINING_SUBSET, count_training_sentences(inspection))
     fixed_logits = compute_fixed_logits(averages, length=inspection.longest_sentence())
+
+    # Each head is replaced alone.
     heads = list_self_attention_heads(inspection)
     loss_by_head = words.losses_with_single_heads_replaced(loaded, batches, fixed_logits, heads)
     add_increases(inspection, loss_by_head)
-    replaced_heads = words.replace_cheapest_heads_first(loaded, batches, fixed_logits, loss_by_head)
-    add_losses(inspection, list(replaced_heads), num_training_sentences=averages.sentences)
+
+    # Then one head is replaced, then two heads, and so on, beginning with those that raised the loss least.
+    replacements: list[ReplacedHead] = []
+    for replacement in words.replace_cheapest_heads_first(loaded, batches, fixed_logits, loss_by_head):
+        replacements.append(replacement)  # the head that is replaced in addition, and the loss
+    add_losses(inspection, replacements, num_training_sentences=averages.sentences)
 
 
 def compute_fixed_logits(averages: Averages, length: int) -> dict[str, Tensor]:

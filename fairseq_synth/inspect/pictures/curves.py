@@ -147,26 +147,34 @@ MARKERS = ("o", "s", "^", "D", "v", "x")  # the models take these in turn
 def rank(models: Sequence[Model]) -> Picture:
     """Draws how far the tokens are from being alike after each layer, trained and initial, with a color for each model.
 
-    Tokens that are all alike are a matrix of equal rows, which has the rank 1. There is a row of panels for the encoder
-    and one for the decoder. There is a column for each set of branches with which the layers were measured, such as
-    ``attention alone``, without the feed-forward branch and skip connections.
+    Tokens that are all alike are a matrix of equal rows, which has the rank 1. So the picture shows the distance of the
+    tokens from a matrix of rank 1. There is a row of panels for each stack, the encoder and the decoder. There is a
+    column for each choice of branches with which the layers were measured, such as ``attention alone``, without the
+    feed-forward branch and skip connections.
     """
-    # {encoder or decoder: {branches: distances after each layer}}, with the same branches in both stacks
-    distances_by_stack = models[0].results["layers"]["trained"]
-    stacks = list(distances_by_stack)
-    branches_of_columns = list(distances_by_stack[stacks[0]])
+    # {stack: {branches: values after each layer}}. All models have the same stacks, and all stacks the same branches.
+    values_by_stack = models[0].results["layers"]["trained"]
+    stacks = list(values_by_stack)  # the rows, such as encoder and decoder
+    all_branches = list(values_by_stack[stacks[0]])  # the columns, such as ``attention alone``
     rows: list[Row] = []
     for stack in stacks:
-        rows.append([rank_panel(models, stack, branches) for branches in branches_of_columns])
-    rows = title_columns(rows, branches_of_columns)
+        row: Row = []
+        for branches in all_branches:
+            row.append(rank_panel(models, stack, branches))
+        rows.append(row)
+
+    # The text at the edges of the rows and columns.
+    rows = title_columns(rows, all_branches)
     rows = label_x_axes(rows, "layer")
     rows = label_y_axes(rows, [f"{stack}: distance\nfrom equal rows" for stack in stacks])
-    height = RANK_MARGINS.picture_height(len(stacks) * RANK_PANEL_HEIGHT, num_rows=len(stacks))
+
+    height_of_all_panels = len(stacks) * RANK_PANEL_HEIGHT
+    height = RANK_MARGINS.picture_height(height_of_all_panels, num_rows=len(stacks))
     return Picture(
         name="rank",
         panels=flatten_rows(rows),
         size=(WIDTH, height),
-        columns=len(branches_of_columns),
+        columns=len(all_branches),
         share_y="row",
         margins=RANK_MARGINS,
         legend_columns=6,

@@ -108,21 +108,24 @@ def heads_of_one(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> 
         model: the model.
         names_by_metric: {metric: the attentions that have it}.
     """
-    titles = group_titles(list_groups(model, names_by_metric))  # {kind of attention: its title}
-    rows: list[Row] = []  # a row of panels for each metric
+    titles_of_columns = group_titles(list_groups(model, names_by_metric))  # {kind of attention: its title}
+    rows: list[Row] = []  # each row has the panels of a metric, side by side
     for metric, names in names_by_metric.items():
-        panels = metric_row(model, metric, names, titles)
+        row = metric_row(model, metric, names, titles_of_columns)
         lines_of_label = textwrap.wrap(HEAD_METRICS[metric], LABEL_LETTERS)
-        rows.append(label_y_axis(panels, "\n".join(lines_of_label)))
+        labelled_row = label_y_axis(row, "\n".join(lines_of_label))
+        rows.append(labelled_row)
     rows = label_x_axes(rows, "head")
-    num_rows = len(names_by_metric)
-    # All panels are as high as the one with the most layers.
+
+    # All panels have the same height, which has room for the layers of the largest one.
+    num_rows = len(rows)
     height_of_all_panels = num_rows * LAYER_HEIGHT * count_most_layers(model, names_by_metric)
+    height = ONE_MODEL_MARGINS.picture_height(height_of_all_panels, num_rows)
     return Picture(
         name="heads",
         panels=flatten_rows(rows),
-        size=(WIDTH, ONE_MODEL_MARGINS.picture_height(height_of_all_panels, num_rows)),
-        columns=len(titles),
+        size=(WIDTH, height),
+        columns=len(titles_of_columns),
         margins=ONE_MODEL_MARGINS,
     )
 

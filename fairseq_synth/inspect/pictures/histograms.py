@@ -47,12 +47,17 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
         names: the attentions that have the histogram in every model.
         kind: what the values are: ``parameters``, ``logits`` or ``weights``.
     """
-    groups = names_by_group(models[0].attentions, names)  # {kind of attention: its names}, the same in all models
-    rows_of_groups = [group_rows(models, names_of_group, kind) for names_of_group in groups.values()]
-    # The empty row between two groups makes room for the titles of the second one.
-    rows_without_legend = join_below_each_other(rows_of_groups)
-    rows = add_to_first_panel(rows_without_legend, legend_on_the_left())
-    row_heights = [row_height(row) for row in rows]
+    # A block has the rows of panels for one kind of attention, with titles above its first row.
+    names_of_blocks = names_by_group(models[0].attentions, names)  # {kind of attention: its names}
+    blocks: list[list[Row]] = []
+    for names_of_block in names_of_blocks.values():
+        blocks.append(group_rows(models, names_of_block, kind))
+
+    # The blocks are below each other. This puts an empty row between two blocks, as room for the titles of the second.
+    rows = join_below_each_other(blocks)
+    rows = add_to_first_panel(rows, legend_on_the_left())
+
+    row_heights = [row_height(row) for row in rows]  # An empty row is lower than the others.
     height = MARGINS.picture_height(sum(row_heights), num_rows=len(rows))
     return Picture(
         name=kind,

@@ -74,18 +74,24 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
 def pattern_size(num_columns: int, num_rows: int) -> tuple[float, float]:
     """Returns width and height in inches of a picture of mean attention weights, whose panels are squares.
 
-    Many columns fill a picture of the usual `WIDTH`. A few columns, with panels of `LARGEST_PATTERN`, make a picture
-    that is less wide, but not less than the text below it needs.
-    """
-    width_for_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)
-    white_space = WIDTH - width_for_panels
-    size_that_fills_width = width_for_panels / num_columns
-    panel_size = min(size_that_fills_width, LARGEST_PATTERN)
+    Many columns fill a picture of the usual `WIDTH`. With a few columns, the panels are as large as allowed and do not
+    fill it, so that the picture is less wide. For example, these are the widths with 16, 6 and 2 columns:
 
-    width = white_space + num_columns * panel_size
-    width_with_text = max(width, SMALLEST_PATTERNS_WIDTH)
+        num_columns                16      6       2
+        width_of_white_space       1.88    1.38    1.18
+        panel_size                 0.32    0.9     0.9     (0.9 is the `LARGEST_PATTERN`)
+        width_of_all               7.0     6.78    2.98
+        width                      7.0     6.78    6.2     (6.2 is the least width for the text below)
+    """
+    # With the usual width, the panels share what the white space leaves.
+    width_left_for_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)
+    width_of_white_space = WIDTH - width_left_for_panels
+    panel_size = min(width_left_for_panels / num_columns, LARGEST_PATTERN)
+
+    width_of_all = width_of_white_space + num_columns * panel_size
+    width = max(width_of_all, SMALLEST_PATTERNS_WIDTH)
     height = PATTERN_MARGINS.picture_height(num_rows * panel_size, num_rows)
-    return width_with_text, height
+    return width, height
 
 
 def pattern_rows(models: Sequence[Model], names: Sequence[str]) -> list[Row]:
