@@ -101,7 +101,7 @@ class Layout(NamedTuple):
         is_narrow = width <= 64
         if self.length <= 32 and is_narrow:
             return len(summands) <= 3
-        if self.length <= 32:
+        if self.length <= 32 and not is_narrow:
             return is_one_of_three
         if self.length <= 64 and is_narrow:
             is_padded = width < power_of_2(width)
@@ -593,9 +593,9 @@ def plan_group_sums(
         shared_tensors: The tensors in `CallTensors` that all sentences share and whose gradients the kernel computes.
         summands: The summands of the logits (`SUMMANDS`) for whose weights the kernel computes gradients.
     """
-    if has_work_for_groups(layout, shared_tensors, summands):
-        max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
-    else:
+    # The fewer groups, the less memory their sums need. But there have to be enough to keep a GPU busy.
+    max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
+    if not gains_from_groups(layout, shared_tensors, summands):
         max_groups = layout.bsz  # each sentence is a group
     groups = divide_sentences(layout.bsz, max_groups)  # 3 groups in the example
     sizes_in_group = measure_sums(layout, shared_tensors)  # {tensor: how many numbers its sum over one group has}
@@ -605,12 +605,12 @@ def plan_group_sums(
     return GroupSums(
         groups=groups,
         tiles_per_head=tiles_per_head,
-        numbers_per_group=sum(sizes_in_group.values()),
+        numbers_per_group=sum(sizes_in_group.values()),  # from the sums of one group to those of the next
         memory={**memory_of_sums, **memory_of_parts},
     )
 
 
-def has_work_for_groups(layout: Layout, shared_tensors: Sequence[str], summands: Sequence[str]) -> bool:
+def gains_from_groups(layout: Layout, shared_tensors: Sequence[str], summands: Sequence[str]) -> bool:
     """Returns whether a kernel saves work or memory if one of its programs computes a group of several sentences.
 
     It does if the kernel computes a gradient that is summed over sentences:
@@ -896,8 +896,10 @@ def make_constants(layout: Layout, tile: Tile) -> Constants:
     # Only tests compute in fp32. They need exact products, not those in tf32. For half precision, this has no effect.
     is_fp32 = layout.dtypes.packed == torch.float32
     precision = "ieee" if is_fp32 else "tf32"
-    weight_rows = layout.weight_rows  # {summand: which row of the tensor of weights is its weight; -1 for none}
+    # For each summand, which row of the tensor of weights (M, H) is its weight; -1 for a summand without a weight.
+    weight_rows = layout.weight_rows
     constants = Constants(
+        # Triton reads a power of two of numbers at once, at least 16: a block, which holds a width.
         VALUE_WIDTH=layout.value_width,
         VALUE_BLOCK=power_of_2(layout.value_width),
         QUERY_WIDTH=layout.query_width,
