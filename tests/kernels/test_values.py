@@ -516,3 +516,14 @@ def test_factors_of_a_matrix_may_be_the_first_columns_of_larger_parameters():
     for factors in ((query, key), (parameter[None, :, :5, :3], key), (parameter[None, :, :5, :3],) * 2):
         matrix = tensors.multiply_parameters(Product(*factors), heads=2, length=5)
         torch.testing.assert_close(matrix.tensor[:, :5, :5], (factors[0] @ factors[1].mT)[0])
+
+
+def test_queries_of_one_sentence_or_head_are_copied_for_all():
+    """Even if they are a part of a projection that has the queries of all sentences and heads."""
+    projection = torch.randn(5, 3, 24)
+    query, key, value = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in projection.split(8, dim=-1))
+    assert tensors.pack([query, key, value]) is projection
+    for shared_query in (query[:1], query[:, :1]):
+        packed_query = tensors.pack([shared_query, key, value])[:, :, :8]
+        found = packed_query.unflatten(-1, (2, 4)).permute(1, 2, 0, 3)
+        torch.testing.assert_close(found, shared_query.expand(3, 2, 5, 4))

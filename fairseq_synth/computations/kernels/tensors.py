@@ -436,7 +436,7 @@ def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
     for part in parts:
         part_bsz, part_heads, _, width = part.size()  # the width is 4
         if part_bsz != bsz or part_heads != heads:
-            return False  # all sentences or heads share the part, and `pack` repeats it for each of them
+            return False  # all sentences or heads share the part, and it has to be repeated for each of them
         if part.storage_offset() - begin_of_base != expected_begin:
             return False
         if part.stride() != (features, width, bsz * features, 1):
@@ -563,10 +563,12 @@ def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
         heads: H.
         length: T.
     """
-    values_by_head = values._base  # torch's name for the tensor that they are a view of; None if they are no view
-    if values_by_head is None or not are_middle(values, values_by_head, heads, length):
-        values_by_head = values[0, :, 0].expand(heads, -1).contiguous()  # (H, 2 T - 1)
-    return SharedTensor(values_by_head, rows=1, columns=values_by_head.size(1), is_by_distance=True)
+    parameter = values._base  # torch's name for the tensor that they are a view of; None if they are no view
+    if parameter is not None and are_middle(values, parameter, heads, length):
+        return SharedTensor(parameter, rows=1, columns=parameter.size(1), is_by_distance=True)
+    values_by_head = values[0, :, 0]  # (H or 1, 2 T - 1): all sentences and rows share them
+    copied_values = values_by_head.expand(heads, -1).contiguous()  # (H, 2 T - 1)
+    return SharedTensor(copied_values, rows=1, columns=copied_values.size(1), is_by_distance=True)
 
 
 def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bool:
