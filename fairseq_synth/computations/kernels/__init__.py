@@ -196,7 +196,7 @@ def compute(
     if dropout > 0:
         seed = torch.randint(LARGEST_SEED, (1,), device=value.device)
     # Each tensor is an argument of its own, because autograd does not look for tensors inside a record.
-    out: Tensor = KernelAttention.apply(plan, call.hidden, seed, *call.tensors)
+    out: Tensor = KernelAttention.apply(plan, seed, *call.tensors)
     return out
 
 
@@ -217,7 +217,7 @@ def attend_without_dropping(
         # These are kernels with dropout, which read a seed. With a probability of 0, it has no effect. It is not drawn,
         # because that would change the random numbers of the training.
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
-    out: Tensor = KernelAttention.apply(plan, call.hidden, seed, *call.tensors)
+    out: Tensor = KernelAttention.apply(plan, seed, *call.tensors)
     return out
 
 
@@ -310,10 +310,8 @@ def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
     """
     layout = plan.layout
     values = call_tensors.packed  # it has the values, and perhaps queries and keys
-    # The padding mask is bytes, and the seed an integer.
-    hidden = values.new_empty(1, dtype=torch.uint8) if layout.has_hidden else None
     seed = values.new_empty(1, dtype=torch.int64) if layout.has_dropout else None
-    kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query)
+    kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
     # The gradient of a tensor has the type of the tensor.
     gradients: dict[str, Tensor] = {}
     for name in layout.wanted:
@@ -370,13 +368,12 @@ class KernelAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor | None) -> Tensor:
+    def forward(ctx: Any, plan: Plan, seed: Tensor | None, *inputs: Tensor | None) -> Tensor:
         """Returns the result of the kernels, (T B, C), and saves what `backward` reads in `ctx`.
 
         Args:
             ctx: Autograd's record of this call.
             plan: The launches.
-            hidden: (B, T), not 0 at padding, or None.
             seed: The seed of the dropped weights, (1,), or None without dropout.
             inputs: The fields of a `CallTensors`. Each is an argument of its own, because autograd does not look for
                 tensors inside a record.
@@ -389,7 +386,7 @@ class KernelAttention(torch.autograd.Function):
         lse = None
         if plan.is_long:
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
-        kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query)
+        kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
         # On a machine with several GPUs, the current one may be another than that of the tensors. Before the backward
         # pass, torch makes the right one the current one.
         with torch.cuda.device_of(out):
@@ -398,13 +395,13 @@ class KernelAttention(torch.autograd.Function):
         saved_out = out if plan.is_long else None
         ctx.plan = plan
         # `backward` unpacks them in this order.
-        ctx.save_for_backward(saved_out, lse, hidden, seed, *inputs)
+        ctx.save_for_backward(saved_out, lse, seed, *inputs)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of the arguments of ``forward(ctx, plan, hidden, seed, *inputs)``, without `ctx`.
+        """Returns the gradients of the arguments of ``forward(ctx, plan, seed, *inputs)``, without `ctx`.
 
         Args:
             ctx: Autograd's record of the call, with the tensors that `forward` has saved.
@@ -414,9 +411,9 @@ class KernelAttention(torch.autograd.Function):
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
         aligned_tensors = align_memory([out_gradient.contiguous(), *ctx.saved_tensors])
         # `forward` has saved all but the first one in this order.
-        out_gradient, out, lse, hidden, seed, *inputs = aligned_tensors
+        out_gradient, out, lse, seed, *inputs = aligned_tensors
         call_tensors = CallTensors(*inputs)
-        kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query)
+        kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
         # The kernels write into this memory.
         gradients = allocate_gradients(plan, call_tensors)
         partial_sums = allocate_sums(plan, out_gradient)
@@ -431,6 +428,5 @@ class KernelAttention(torch.autograd.Function):
         )
         for launch in plan.launches.backward:
             run(launch, pass_tensors)
-        # None for `plan`, `hidden` and `seed`. `gradients` is a `CallTensors` as well, whose fields are in the order of
-        # `inputs`.
-        return (None, None, None, *gradients)
+        # None for `plan` and `seed`. The fields of `gradients`, a `CallTensors`, have the order of `inputs`.
+        return (None, None, *gradients)

@@ -46,7 +46,6 @@ class Layout(NamedTuple):
     num_heads: int  # H
     value_width: int  # features of a value in each head
     weight_rows: WeightRows
-    has_hidden: bool  # whether there is a padding mask
     is_causal: bool
     has_dropout: bool  # whether the kernels are compiled with dropout
     dropout: float  # the probability, a number that such kernels are given
@@ -118,7 +117,6 @@ class Layout(NamedTuple):
             num_heads=self.num_heads,
             value_width=self.value_width,
             weight_rows=self.weight_rows,
-            has_hidden=self.has_hidden,
             is_causal=self.is_causal,
             has_dropout=self.has_dropout,
             wanted=self.wanted,
@@ -155,7 +153,6 @@ class Kind(NamedTuple):
     num_heads: int
     value_width: int
     weight_rows: WeightRows
-    has_hidden: bool
     is_causal: bool
     has_dropout: bool
     wanted: tuple[str, ...]

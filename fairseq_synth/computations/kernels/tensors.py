@@ -50,7 +50,6 @@ class Call(NamedTuple):
     attn_mask: Tensor | None
     layout: Layout
     tensors: CallTensors
-    hidden: Tensor | None  # the padding mask in bytes, not 0 at padding
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
@@ -211,6 +210,9 @@ def prepare_call(
     bias_row = read_bias_row(summands.bias_row, heads) if summands.bias_row else NOTHING
     matrix = read_matrix(summands.matrix, heads, length) if summands.matrix else NOTHING
     weights = read_weights(summands, heads)
+    hidden = None
+    if key_padding_mask is not None:
+        hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
     tensors = CallTensors(
         packed=projections.packed,
         dense_query=dense.query,
@@ -219,6 +221,7 @@ def prepare_call(
         bias_row=bias_row.tensor,
         matrix=matrix.tensor,
         weights=weights.tensor,
+        hidden=hidden,
     )
     dtypes: dict[str, torch.dtype] = {}
     wanted: list[str] = []
@@ -236,7 +239,6 @@ def prepare_call(
         bsz=bsz,
         num_heads=heads,
         value_width=value_width,
-        has_hidden=key_padding_mask is not None,
         is_causal=attn_mask is not None,
         has_dropout=dropout > 0,
         dropout=dropout,
@@ -253,11 +255,8 @@ def prepare_call(
         number_of_weights=weights.num_rows,
         weight_rows=weights.rows,
     )
-    hidden = None
-    if key_padding_mask is not None:
-        hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
-    hidden, *aligned_tensors = align_memory([hidden, *tensors])
-    return Call(logits, value, key_padding_mask, attn_mask, layout, CallTensors(*aligned_tensors), hidden)
+    aligned_tensors = CallTensors(*align_memory(tensors))
+    return Call(logits, value, key_padding_mask, attn_mask, layout, aligned_tensors)
 
 
 def pack_projections(products: list[Product], value: Tensor) -> PackedProjections:
@@ -682,7 +681,7 @@ def find_tensor_of_weights(weights_by_summand: dict[str, Tensor], heads: int) ->
 # ---- addresses
 
 
-def align_memory(tensors: list[Any]) -> list[Any]:
+def align_memory(tensors: Sequence[Any]) -> Sequence[Any]:
     """Returns tensors whose memory begins at multiples of 16 bytes, as kernels are compiled to expect.
 
     A tensor that begins elsewhere is replaced by a copy. None stays None.
