@@ -45,24 +45,26 @@ def compute(
 
     The rows of a sentence that consists of padding alone are computed too, and their results mean nothing.
     """
+    column_biases: list[Bias] = []
+    other_terms: list[Term] = [*logits.outers, *logits.diagonals]
+    for bias in logits.biases:
+        if is_column_bias(bias):
+            column_biases.append(bias)
+        else:
+            other_terms.append(bias)
+
     # Each product has a scale, but torch takes only one. It gets that of the first product, so that the query of this
     # product needs no multiplication. There is a first product, because `refuses` has refused logits without one.
     torch_scale = logits.products[0].scale
-    column_biases = [term for term in logits.biases if is_column_bias(term)]
     query, key = join_products(logits.products, column_biases, torch_scale, value)
 
-    other_biases = [term for term in logits.biases if not is_column_bias(term)]
-    other_terms: list[Term] = [*other_biases, *logits.outers, *logits.diagonals]
-    bias = sum_terms(other_terms, value)  # None without other terms
-
     hides_future = is_causal(attn_mask)
-    needs_mask = bias is not None or key_padding_mask is not None
-    if needs_mask:
-        mask = make_mask(bias, key_padding_mask, hides_future, value)
-        torch_hides_future = False  # The mask hides it, if need be.
-    else:
-        mask = None
-        torch_hides_future = hides_future  # Without a mask, torch can do this itself, which is faster.
+    other_logits = sum_terms(other_terms, value)  # None without other terms
+    mask = None
+    if other_logits is not None or key_padding_mask is not None:
+        mask = make_mask(other_logits, key_padding_mask, hides_future, value)
+    # torch can hide the future itself, which is faster, but not in addition to a mask.
+    torch_hides_future = hides_future and mask is None
     out = call_torch(query, key, value, mask, dropout, torch_hides_future, torch_scale)
     return join_heads(out)
 
@@ -130,8 +132,12 @@ def join_products(products: list[Product], column_biases: list[Bias], torch_scal
         value: V, (B, H, T, d_h). Only its sizes, type and device are read.
     """
     bsz, num_heads, _, _ = value.size()
-    pairs = [product_for_torch(product, torch_scale) for product in products]
-    pairs += [column_bias_for_torch(column_bias, torch_scale, value) for column_bias in column_biases]
+    # A query and a key for each term. Their product is the term divided by torch_scale.
+    pairs = []
+    for product in products:
+        pairs.append(product_for_torch(product, torch_scale))
+    for column_bias in column_biases:
+        pairs.append(column_bias_for_torch(column_bias, torch_scale, value))
     query, key = join_factors(pairs, bsz, num_heads)
     return Factors(in_type(query, value.dtype), in_type(key, value.dtype))
 
@@ -199,29 +205,29 @@ def has_full_size(product: Factors, bsz: int, num_heads: int) -> bool:
     return query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
 
 
-def make_mask(bias: Tensor | None, key_padding_mask: Tensor | None, hides_future: bool, value: Tensor) -> Tensor:
+def make_mask(
+    other_logits: Tensor | None, key_padding_mask: Tensor | None, hides_future: bool, value: Tensor
+) -> Tensor:
     """Returns the numbers (B, H, T, T) that torch is to add to the inner products.
 
-    They are the sum of the bias, a very low number in the columns of padding, and minus infinity in the columns of
-    later tokens if the call hides the future.
+    They are the sum of the other logits, a very low number in the columns of padding, and minus infinity in the columns
+    of later tokens if the call hides the future.
 
     Args:
-        bias: The part of the logits that is no inner product, (B or 1, H or 1, T or 1, T), or None.
-        key_padding_mask: (B, T), true at padding, or None. It must be given if the bias is None.
+        other_logits: The part of the logits that is no inner product, (B or 1, H or 1, T or 1, T), or None.
+        key_padding_mask: (B, T), true at padding, or None. It must be given if there are no other logits.
         hides_future: Whether a row sees only the columns up to its own.
         value: V, (B, H, T, d_h). Only its sizes and type are read.
     """
     bsz, num_heads, length, _ = value.size()
+    mask = other_logits
     if key_padding_mask is not None:
-        bias_and_padding = add_padding(bias, key_padding_mask, value.dtype)
-    else:
-        assert bias is not None, "neither a bias nor padding: there is nothing to add"
-        bias_and_padding = bias
+        mask = add_padding(other_logits, key_padding_mask, value.dtype)
+    assert mask is not None, "neither other logits nor padding: there is nothing to add"
     if hides_future:
-        # Every row keeps a finite number, in its own column, so that no row becomes NaN.
-        mask = bias_and_padding + future_mask(length, like=bias_and_padding)
-    else:
-        mask = bias_and_padding
+        # This is minus infinity in later columns only. So every row keeps a finite number in its own column, even if
+        # all its columns are padding: the number of padding is finite. Without one, the row would become NaN.
+        mask = mask + future_mask(length, like=mask)
     full_size = (bsz, num_heads, length, length)
     if mask.shape == full_size:
         return mask
@@ -229,25 +235,25 @@ def make_mask(bias: Tensor | None, key_padding_mask: Tensor | None, hides_future
     return mask.expand(full_size)
 
 
-def add_padding(bias: Tensor | None, key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns a bias after adding a very low number in the columns of padding, (B, H or 1, T or 1, T).
+def add_padding(other_logits: Tensor | None, key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns logits after adding a very low number in the columns of padding, (B, H or 1, T or 1, T).
 
     The number is finite, because minus infinity would make the rows of a sentence of padding NaN. It is half the lowest
-    number of the type, so that the sum with a bias stays finite too.
+    number of the type, so that the sum with a logit stays finite too.
 
     Args:
-        bias: (B or 1, H or 1, T or 1, T), or None, which stands for a bias of 0.
+        other_logits: (B or 1, H or 1, T or 1, T), or None, which stands for logits of 0.
         key_padding_mask: (B, T), true at padding.
-        dtype: The floating-point type of the result; a bias has it already.
+        dtype: The floating-point type of the result; the logits have it already.
     """
     bsz, length = key_padding_mask.size()
     is_padding = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
     low_number = lowest(dtype) / 2
     # As a number, `is_padding` is 1 at padding and 0 elsewhere.
-    if bias is None:
+    if other_logits is None:
         return is_padding.to(dtype) * low_number
-    # This is ``bias + low_number * is_padding``.
-    return torch.add(bias, is_padding, alpha=low_number)
+    # This is ``other_logits + low_number * is_padding``.
+    return torch.add(other_logits, is_padding, alpha=low_number)
 
 
 def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

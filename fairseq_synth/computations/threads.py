@@ -76,18 +76,19 @@ def compute_in_pool(
 def with_settings_of_this_thread(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
     """Returns the function for a thread of the pool: without gradients, and in inference mode if this thread is in it.
 
-    A thread of the pool has torch's default settings, and not those of this thread. By default, gradients are on, so
-    that they are turned off here. Inference mode is off, but the results must be of the same kind as the tensors of
-    this thread. Autocast is off, as it should be.
+    Such a thread begins with torch's default settings: gradients are on, inference mode and autocast are off. Autocast
+    should be off, but the other two have to be set.
     """
     caller_is_in_inference_mode = torch.is_inference_mode_enabled()
 
-    def compute_without_gradients(item: Item) -> Result:
+    def compute_with_settings(item: Item) -> Result:
         """Runs in a thread of the pool."""
+        # The results must be inference tensors exactly if the caller's tensors are. ``inference_mode(False)`` turns
+        # gradients on, so that `no_grad` is needed as well.
         with torch.inference_mode(caller_is_in_inference_mode), torch.no_grad():
             return function(item)
 
-    return compute_without_gradients
+    return compute_with_settings
 
 
 @contextlib.contextmanager

@@ -265,17 +265,15 @@ class Block(NamedTuple):
             field: The field of the term that the tensor is in, such as "query". It says what the dimensions are.
         """
         tokens = slice(0, self.length)
-        # The tensor has only some of these dimensions. `cut_dimensions` reads only the parts of those.
+        # The part of each dimension that a tensor may have. The last dimension of x may be distances. If it is another
+        # one, `cut_dimensions` does not read the part of the distances.
         parts = {
             Dimension.SENTENCES: self.sentences,
             Dimension.HEADS: self.heads,
             Dimension.ROWS: tokens,
             Dimension.COLUMNS: tokens,
+            Dimension.DISTANCES: find_distances(self.length, num_distances=x.size(-1)),
         }
-        has_distances = Dimension.DISTANCES in DIMENSIONS[field]
-        if has_distances:
-            num_distances = x.size(-1)  # Distances are the last dimension.
-            parts[Dimension.DISTANCES] = find_distances(self.length, num_distances)
         return cut_dimensions(x, field, parts)
 
     def cut_terms(self, terms: Sequence[Term]) -> list[Term]:
@@ -455,8 +453,8 @@ def divide_by_length(
     """Yields the blocks of a batch, for logits that all sentences share.
 
     A block is all neighbouring sentences of one length, and some neighbouring heads. fairseq sorts a batch by length,
-    so that sentences of equal length are neighbours. A tile contains some rows of all these heads, once for all
-    sentences.
+    so that sentences of equal length are neighbours. For example, the lengths 7, 7, 7, 5, 5 give the sentences 0 to 2
+    and 3 to 4. A tile contains some rows of all these heads, once for all sentences.
 
     Args:
         lengths: The length of each sentence in tokens.
@@ -470,7 +468,7 @@ def divide_by_length(
         num_sentences = len(list(equal_lengths))
         sentences = slice(first_sentence, first_sentence + num_sentences)
         first_sentence += num_sentences
-        # A tile has the logits of one sentence, which all sentences of the block share.
+        # All sentences of the block have the same logits. A tile has them once, as if there were a single sentence.
         tile_size = choose_tile_size(length, num_sentences=1, max_rows=max_rows, max_heads=max_heads)
         for heads in split_range(num_heads, tile_size.heads):
             yield Block(
@@ -479,7 +477,7 @@ def divide_by_length(
                 length=length,
                 rows_of_tile=tile_size.rows,
                 is_shared=True,
-                hidden=None,
+                hidden=None,  # sentences of one length have no padding
                 causal=causal,
             )
 
@@ -513,22 +511,24 @@ def call_tiled_attention(blocks: list[Block], terms: Sequence[Term], value: Tens
     """Returns ``softmax(S) V``, (B, H, T, d_h), computed by the autograd function `TiledAttention`.
 
     Autograd computes gradients only for tensors that are arguments themselves, and not for tensors inside of a term. So
-    each tensor of the terms becomes an argument. The terms without their tensors, and the name of each tensor, become
-    the plan. For example, the query of the first term has the name TensorName(term=0, field="query").
+    the terms are taken apart: each tensor becomes an argument. The plan has everything else, which are the terms with
+    None in place of each tensor, and the names that say where each tensor belongs.
 
     Args:
         blocks: Parts of the batch that together contain every sentence and head once.
         terms: The terms that the logits S are a sum of.
         value: V, (B, H, T, d_h).
     """
-    tensors = collect_tensors(terms)  # {name: tensor}
+    tensors_by_name = collect_tensors(terms)
+    tensor_names = list(tensors_by_name)  # such as TensorName(term=0, field="query"), the query of the first term
+    tensors = list(tensors_by_name.values())  # in the order of their names
     plan = Plan(
         blocks=blocks,
         bare_terms=[remove_tensors(term) for term in terms],
-        tensor_names=list(tensors),
-        trained_names=[name for name, tensor in tensors.items() if tensor.requires_grad],
+        tensor_names=tensor_names,
+        trained_names=[name for name in tensor_names if tensors_by_name[name].requires_grad],
     )
-    out: Tensor = TiledAttention.apply(plan, value, *tensors.values())
+    out: Tensor = TiledAttention.apply(plan, value, *tensors)
     return out
 
 
@@ -578,12 +578,14 @@ class TiledAttention(torch.autograd.Function):
             grad_out: The gradient of the output, (B, H, T, d_h).
         """
         plan = ctx.plan
+        # `forward` has saved its arguments in this order. The others are the tensors of `plan.tensor_names`.
         value, *tensor_arguments = ctx.saved_tensors
-        # As in `forward`, each tensor is put back into the term from which it was taken.
         tensors = dict(zip(plan.tensor_names, tensor_arguments, strict=True))
+        # Each tensor is put back into the term from which it was taken.
         terms = insert_tensors(plan.bare_terms, tensors)
         gradients = differentiate_blocks(plan.blocks, terms, plan.trained_names, value, grad_out)
         grad_plan = None  # The plan has no tensors.
+        # There is no gradient of a tensor that is not trained.
         grad_tensor_arguments = [gradients.tensors.get(name) for name in plan.tensor_names]
         return (grad_plan, gradients.value, *grad_tensor_arguments)
 
@@ -744,34 +746,33 @@ def differentiate_blocks(
         grad_out: The gradient of the output, (B, H, T, d_h).
     """
     tensors = collect_tensors(terms)
-    sums = Gradients(
-        value=empty_like_values(value, blocks),  # 0 at padding, which is in no block
-        tensors={name: zeros_for_sum(tensors[name]) for name in trained_names},  # in fp32 at least
-    )
+    grad_value = empty_like_values(value, blocks)  # 0 at padding, which is in no block
+    grad_sums = {name: zeros_for_sum(tensors[name]) for name in trained_names}  # in fp32 at least
+    batch_gradients = Gradients(grad_value, grad_sums)
 
     def differentiate_one(block: Block) -> Gradients:
-        """Runs in several threads."""
+        """Runs in several threads, and changes nothing."""
         return differentiate_block(block, terms, trained_names, value, grad_out)
 
     def add_one(block: Block, block_gradients: Gradients) -> None:
         """Runs in this thread, in the order of the blocks, so that the rounding of the sums is always the same."""
-        add_block_gradients(sums, block, block_gradients)
+        add_block_gradients(batch_gradients, block, block_gradients)
 
     compute_in_threads(differentiate_one, blocks, take_result=add_one)
     # Autograd wants the gradient of a tensor in the tensor's type.
-    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in sums.tensors.items()}
-    return Gradients(sums.value, grad_tensors)
+    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
+    return Gradients(grad_value, grad_tensors)
 
 
-def add_block_gradients(sums: Gradients, block: Block, block_gradients: Gradients) -> None:
-    """Adds the gradients of a block to those of the whole batch, `sums`, in place.
+def add_block_gradients(batch_gradients: Gradients, block: Block, block_gradients: Gradients) -> None:
+    """Adds the gradients of a block to those of the whole batch in place.
 
     Only the part of each sum for the block's sentences, heads and tokens changes. No other block has the same values,
     so their gradient is written instead of added.
     """
-    block.write(sums.value, block_gradients.value)
+    block.write(batch_gradients.value, block_gradients.value)
     for name, block_grad in block_gradients.tensors.items():
-        part_of_sum = block.cut(sums.tensors[name], name.field)  # a view: adding to it changes the sum
+        part_of_sum = block.cut(batch_gradients.tensors[name], name.field)  # a view: adding to it changes the sum
         part_of_sum.add_(block_grad)
 
 
@@ -823,21 +824,22 @@ class RecordedNormalForm(NamedTuple):
 def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Sequence[TensorName]) -> RecordedNormalForm:
     """Computes the normal form of a block again, while autograd records how it depends on the tensors of the terms.
 
-    The record begins at the block's part of each tensor (`new_leaf`). `differentiate_normal_form` later computes the
-    gradients of these parts from the gradient of the normal form.
+    The normal form is the sum of the terms as ``query @ key^T + left (x) right + bias``. The record begins at the
+    block's part of each tensor, which becomes a *leaf* (`new_leaf`). `differentiate_normal_form` later computes the
+    gradients of the leaves from the gradient of the normal form.
 
     Args:
         block: Some sentences and heads of the batch.
         terms: The terms of the logits, for the whole batch.
         trained_names: The names of the terms' tensors that need a gradient.
     """
-    block_terms = block.cut_terms(terms)
+    parts_of_terms = block.cut_terms(terms)
     leaves = {}
-    for name, tensor in collect_tensors(block_terms).items():
+    for name, tensor in collect_tensors(parts_of_terms).items():
         leaves[name] = new_leaf(tensor, needs_gradient=name in trained_names)
-    terms_of_leaves = insert_tensors(block_terms, leaves)
+    recorded_terms = insert_tensors(parts_of_terms, leaves)  # with the leaves in place of their tensors
     with torch.enable_grad():  # The backward pass itself runs without.
-        normal = block.normal_form(terms_of_leaves)
+        normal = block.normal_form(recorded_terms)
     trained_leaves = {name: leaves[name] for name in trained_names}
     return RecordedNormalForm(normal, trained_leaves)
 
@@ -855,6 +857,7 @@ def differentiate_normal_form(
     leaves = recorded.trained_leaves
     if not leaves:
         return {}
+    # Autograd goes from the fields of the normal form, which are the outputs of the record, back to its leaves.
     normal_tensors = recorded.normal.tensors()
     outputs = []
     grad_outputs = []
@@ -863,8 +866,8 @@ def differentiate_normal_form(
         outputs.append(output)
         # The sums of the gradients are in fp32 at least. Autograd wants the gradient of a tensor in the tensor's type.
         grad_outputs.append(grad.to(output.dtype))
-    grads = torch.autograd.grad(outputs, list(leaves.values()), grad_outputs)
-    return dict(zip(leaves, grads, strict=True))
+    grads = torch.autograd.grad(outputs, inputs=list(leaves.values()), grad_outputs=grad_outputs)
+    return dict(zip(leaves, grads, strict=True))  # {name of a leaf: its gradient}
 
 
 class NormalFormGradients(NamedTuple):
@@ -887,17 +890,19 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         grad_out: The gradient of the block's output, of the same size.
     """
     trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
-    grad_value = None  # The first tile of the loop makes this sum.
+    # Each tile is added to these sums in place.
+    grad_value = torch.empty_like(value)
     grad_normal = {field: zeros_for_sum(tensor) for field, tensor in trained.items()}
-    # The last tile comes first, because its last row sees all tokens, even under the causal mask. So its part of the
-    # values' gradient has the full size, and the other tiles can be added to it.
+    # The last tile comes first, because its last row sees all tokens, even under the causal mask. So it writes all of
+    # `grad_value`, which then need not be filled with zeros before.
+    is_first = True
     for tile in reversed(block.tiles()):
         # The weights of the tile are computed again, because the forward pass has not kept them.
         recorded = record_weights(tile, block, normal, trained_fields=list(trained))
         tile_grad_out = grad_out[:, :, tile.rows]
-        grad_value = add_value_gradient(grad_value, recorded.weights, tile_grad_out, tile)
+        add_value_gradient(grad_value, recorded.weights, tile_grad_out, tile, is_first)
         add_normal_form_gradients(grad_normal, recorded, tile_grad_out, value, tile)
-    assert grad_value is not None, "a block has at least one tile"
+        is_first = False
     return NormalFormGradients(grad_value, grad_normal)
 
 
@@ -911,8 +916,8 @@ class RecordedWeights(NamedTuple):
 def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecordedWeights:
     """Computes the attention weights of a tile again, while autograd records how they depend on the normal form.
 
-    The record begins at the tile's part of each tensor of the normal form (`new_leaf`). `differentiate_weights` later
-    computes the gradients of these parts from the gradient of the weights.
+    The record begins at the tile's part of each tensor of the normal form, which becomes a *leaf* (`new_leaf`).
+    `differentiate_weights` later computes the gradients of the leaves from the gradient of the weights.
 
     Args:
         tile: Some rows of the block, and the columns that they see.
@@ -924,33 +929,35 @@ def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields:
     leaves = {}
     for field, tensor in tile_normal.tensors().items():
         leaves[field] = new_leaf(tensor, needs_gradient=field in trained_fields)
+    recorded_normal = NormalForm(**leaves)  # with the leaves in place of the parts of the tensors
     with torch.enable_grad():  # The backward pass itself runs without.
-        weights = tile_weights(NormalForm(**leaves), tile, block)
+        weights = tile_weights(recorded_normal, tile, block)
     trained_leaves = {field: leaves[field] for field in trained_fields}
     return RecordedWeights(weights, trained_leaves)
 
 
-def add_value_gradient(grad_value: Tensor | None, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> Tensor:
-    """Returns the gradient of a block's values after adding a tile's part, ``weights^T @ tile_grad_out``.
+def add_value_gradient(grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile, is_first: bool) -> None:
+    """Adds a tile's part of the gradient of a block's values, ``weights^T @ tile_grad_out``, to `grad_value` in place.
 
     Args:
-        grad_value: The sum over the tiles so far, (sentences, heads, length, features), which is changed in place. None
-            for the first tile, which must have all columns: the sum is then its part.
+        grad_value: The sum over the tiles so far, (sentences, heads, length, features), in contiguous memory.
         weights: The attention weights of the tile, (sentences, heads, rows, columns).
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         tile: The tile, whose columns of `grad_value` are changed.
+        is_first: Whether the tile is the first one. Its part is written instead of added. It must have all columns,
+            because nothing else is in `grad_value` yet.
     """
-    weights_transposed = weights.detach().to(tile_grad_out.dtype).transpose(2, 3)
-    if grad_value is None:
-        return torch.matmul(weights_transposed, tile_grad_out)
     # `baddbmm_` adds a product without memory for the product, but takes only lists of N matrices. So sentences and
     # heads become one dimension of N = sentences * heads.
+    weights_transposed = weights.to(tile_grad_out.dtype).transpose(2, 3)
     left = weights_transposed.flatten(0, 1)  # (N, columns, rows)
     right = tile_grad_out.flatten(0, 1)  # (N, rows, features)
     sentences, heads, length, features = grad_value.size()
     matrices = grad_value.view(sentences * heads, length, features)  # in the memory of `grad_value`
-    matrices[:, tile.columns].baddbmm_(left, right)
-    return grad_value
+    visible_part = matrices[:, tile.columns]  # a view, too: changing it changes `grad_value`
+    # ``beta * visible_part + left @ right`` is written to `visible_part`. With 0, torch does not even read it.
+    beta = 0 if is_first else 1
+    visible_part.baddbmm_(left, right, beta=beta)
 
 
 def add_normal_form_gradients(

@@ -496,7 +496,7 @@ def test_only_the_first_rows_and_columns_of_a_parameter_are_read_in_the_paramete
     """Any other part of it is copied, as its rows lie elsewhere in memory."""
     parameter = torch.randn(2, 6, 4)
     for beginning in (parameter[None], parameter[None, :, :3], parameter[None, :, :1], parameter[None, :, :5, :2]):
-        assert tensors.read_whole(beginning, heads=2).tensor is parameter
+        assert tensors.find_or_copy(beginning, heads=2).tensor is parameter
     for part in (
         parameter[None, :, ::2],
         parameter[None, :, 1:4],
@@ -504,6 +504,26 @@ def test_only_the_first_rows_and_columns_of_a_parameter_are_read_in_the_paramete
         parameter[None, :, :, 1:],
         parameter[None, :1],
     ):
-        whole = tensors.read_whole(part, heads=part.size(1))
-        assert whole.tensor is not parameter
-        torch.testing.assert_close(whole.tensor, part[0])
+        copied = tensors.find_or_copy(part, heads=part.size(1))
+        assert copied.tensor is not parameter
+        torch.testing.assert_close(copied.tensor, part[0])
+
+
+def test_factors_of_a_matrix_may_be_the_first_columns_of_larger_parameters():
+    """The other columns of the parameters are no part of the product."""
+    query, key = torch.randn(2, 2, 6, 4)[:, None, :, :5, :3].unbind()
+    parameter = torch.randn(2, 6, 4)
+    for factors in ((query, key), (parameter[None, :, :5, :3], key), (parameter[None, :, :5, :3],) * 2):
+        matrix = tensors.multiply_parameters(Product(*factors), heads=2, length=5)
+        torch.testing.assert_close(matrix.tensor[:, :5, :5], (factors[0] @ factors[1].mT)[0])
+
+
+def test_queries_of_one_sentence_or_head_are_copied_for_all():
+    """Even if they are a part of a projection that has the queries of all sentences and heads."""
+    projection = torch.randn(5, 3, 24)
+    query, key, value = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in projection.split(8, dim=-1))
+    assert tensors.pack([query, key, value]) is projection
+    for shared_query in (query[:1], query[:, :1]):
+        packed_query = tensors.pack([shared_query, key, value])[:, :, :8]
+        found = packed_query.unflatten(-1, (2, 4)).permute(1, 2, 0, 3)
+        torch.testing.assert_close(found, shared_query.expand(3, 2, 5, 4))

@@ -188,13 +188,15 @@ def compute(
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
     plan = find_plan(call.layout)
     if not plan.is_loaded:
+        # The kernels are compiled, and compared with the definition if no call of this kind has been compared yet.
         are_usable = load(plan, call)
         if not are_usable:
             return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
     seed = None
     if dropout > 0:
         seed = torch.randint(LARGEST_SEED, (1,), device=value.device)
-    out: Tensor = KernelAttention.apply(plan, call.hidden, seed, *call.tensors)
+    # Each tensor is an argument of its own, because autograd does not look for tensors inside a record.
+    out: Tensor = KernelAttention.apply(plan, seed, *call.tensors)
     return out
 
 
@@ -208,15 +210,14 @@ def attend_without_dropping(
     """
     summands = sort_terms(logits, value)
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
-    layout = call.layout._replace(dropout=0.0)  # `has_dropout` still says that these are kernels with dropout
-    plan = find_plan(layout)
+    plan = find_plan(call.layout.with_probability_0())
     compile_kernels(plan, call.tensors)
     seed = None
-    if layout.has_dropout:
-        # Kernels with dropout read a seed. With a probability of 0, it has no effect. It is not drawn, because that
-        # would change the random numbers of the training.
+    if dropout > 0:
+        # These are kernels with dropout, which read a seed. With a probability of 0, it has no effect. It is not drawn,
+        # because that would change the random numbers of the training.
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
-    out: Tensor = KernelAttention.apply(plan, call.hidden, seed, *call.tensors)
+    out: Tensor = KernelAttention.apply(plan, seed, *call.tensors)
     return out
 
 
@@ -279,52 +280,48 @@ def compile_kernels(plan: Plan, call_tensors: CallTensors) -> None:
 
     Nothing is done if they are compiled already, or if Triton's interpreter runs them, as in tests.
 
-    A kernel of the backward pass that does not compile must be found before the forward pass has run.
-
     Raises:
         SynthesizerError: A kernel does not compile, or does not fit this GPU.
     """
     if plan.is_compiled or is_interpreted():
         return
+    # The kernels of the backward pass are compiled here, too, because an error of theirs would come too late there. The
+    # output and the gradients do not exist yet, so that other tensors of the same types stand in for them.
     stand_ins = make_stand_ins(plan, call_tensors)
     try:
         with torch.cuda.device_of(call_tensors.packed):
             for launch in [plan.launches.forward, *plan.launches.backward]:
-                launch.compile(launch.args(stand_ins))
+                arguments = launch.args(stand_ins)
+                launch.compile(arguments)
     except torch.cuda.OutOfMemoryError:
         raise  # this is no fault of the kernels, and fairseq skips the batch
     except Exception as error:  # the compiler, the assembler and the GPU's driver raise many classes of errors
-        raise SynthesizerError(f"set {VARIABLE}=0: a kernel failed: {error!r:.1000}") from error
+        description = repr(error)[:1000]  # the message of a compiler may be very long
+        raise SynthesizerError(f"set {VARIABLE}=0: a kernel failed: {description}") from error
     plan.is_compiled = True
 
 
 def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
     """Returns a tensor of the right type for each tensor that the launches of a plan use.
 
-    A kernel is compiled for the types of its tensors. Their sizes and values do not matter. So no output, gradient or
-    sum is allocated to compile a kernel. In its place stands another tensor of its type:
-
-    - a single byte for the padding mask, and a single integer for the seed
-    - the values, which are in `packed`, for the output and its gradient
-    - a single number in fp32 for the logarithm ``lse`` and for each partial sum
-    - the tensor itself for the gradient of a tensor
-
-    A tensor that the plan has no use for is None, as it is when the kernels are called.
+    A kernel is compiled for the types of its tensors. Their sizes and values do not matter. So nothing large is
+    allocated to compile a kernel: for a tensor that does not exist yet, a small tensor or another one of its type
+    stands in. A tensor that the plan has no use for is None, as it is when the kernels are called.
     """
     layout = plan.layout
-    values = call_tensors.packed
-    number = values.new_empty(1, dtype=torch.float32)
-    hidden = values.new_empty(1, dtype=torch.uint8) if layout.has_hidden else None
+    values = call_tensors.packed  # it has the values, and perhaps queries and keys
     seed = values.new_empty(1, dtype=torch.int64) if layout.has_dropout else None
+    kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
+    # The gradient of a tensor has the type of the tensor.
     gradients: dict[str, Tensor] = {}
     for name in layout.wanted:
         gradients[name] = getattr(call_tensors, name)
-    partial_sums: dict[str, Tensor] = {}
-    for name in plan.launches.memory:
-        partial_sums[name] = number
+    # All partial sums, and the logarithms `lse` of the softmax's denominators, are in fp32.
+    number = values.new_empty(1, dtype=torch.float32)
+    partial_sums = dict.fromkeys(plan.launches.memory, number)
     return find_backward_tensors(
-        find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query),
-        out=values,
+        kernel_tensors,
+        out=values,  # the output and its gradient have the type of the values
         lse=number,
         out_gradient=values,
         gradients=CallTensors(**gradients),
@@ -371,61 +368,58 @@ class KernelAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, hidden: Tensor | None, seed: Tensor | None, *inputs: Tensor | None) -> Tensor:
-        """Returns the result of the kernels, (T B, C).
-
-        It also saves what `backward` reads, in `ctx`. For long sentences, this includes the output and ``lse``, the
-        logarithm of the softmax's denominator for each row (short for log-sum-exp). For short sentences, `backward`
-        computes both again, and None is saved in their place.
+    def forward(ctx: Any, plan: Plan, seed: Tensor | None, *inputs: Tensor | None) -> Tensor:
+        """Returns the result of the kernels, (T B, C), and saves what `backward` reads in `ctx`.
 
         Args:
             ctx: Autograd's record of this call.
             plan: The launches.
-            hidden: (B, T), not 0 at padding, or None.
             seed: The seed of the dropped weights, (1,), or None without dropout.
             inputs: The fields of a `CallTensors`. Each is an argument of its own, because autograd does not look for
                 tensors inside a record.
         """
         layout = plan.layout
         call_tensors = CallTensors(*inputs)
+        # Memory for what the kernel writes: the output and, for long sentences, the logarithm of the softmax's
+        # denominator for each row (`lse`, short for log-sum-exp).
         out = call_tensors.packed.new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
-        out_for_backward = None
         lse = None
         if plan.is_long:
-            out_for_backward = out
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
-        kernel_tensors = find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query)
+        kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
         # On a machine with several GPUs, the current one may be another than that of the tensors. Before the backward
         # pass, torch makes the right one the current one.
         with torch.cuda.device_of(out):
             run(plan.launches.forward, PassTensors(kernel_tensors, out=out, lse=lse))
+        # For short sentences, `backward` computes the output again, so that its memory need not be kept.
+        saved_out = out if plan.is_long else None
         ctx.plan = plan
         # `backward` unpacks them in this order.
-        ctx.save_for_backward(out_for_backward, lse, hidden, seed, *inputs)
+        ctx.save_for_backward(saved_out, lse, seed, *inputs)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of all arguments of `forward`; None for plan, hidden and seed.
-
-        `forward` has saved ``out``, ``lse``, ``hidden`` and ``seed``, and behind them its arguments ``*inputs``, which
-        are the fields of a `CallTensors`. They are read in this order.
+        """Returns the gradients of the arguments of ``forward(ctx, plan, seed, *inputs)``, without `ctx`.
 
         Args:
-            ctx: Autograd's record of the call, with the saved tensors.
+            ctx: Autograd's record of the call, with the tensors that `forward` has saved.
             out_gradient: The gradient of the output, (T B, C).
         """
         plan: Plan = ctx.plan
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
-        out_gradient, out, lse, hidden, seed, *inputs = align_memory([out_gradient.contiguous(), *ctx.saved_tensors])
+        aligned_tensors = align_memory([out_gradient.contiguous(), *ctx.saved_tensors])
+        # `forward` has saved all but the first one in this order.
+        out_gradient, out, lse, seed, *inputs = aligned_tensors
         call_tensors = CallTensors(*inputs)
+        kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
         # The kernels write into this memory.
         gradients = allocate_gradients(plan, call_tensors)
         partial_sums = allocate_sums(plan, out_gradient)
-        # The same tensors, by the names of the kernels' arguments.
-        arguments = find_backward_tensors(
-            find_kernel_tensors(call_tensors, hidden, seed, has_query=plan.has_query),
+        # All these tensors, by the names of the kernels' arguments.
+        pass_tensors = find_backward_tensors(
+            kernel_tensors,
             out=out,
             lse=lse,
             out_gradient=out_gradient,
@@ -433,6 +427,6 @@ class KernelAttention(torch.autograd.Function):
             partial_sums=partial_sums,
         )
         for launch in plan.launches.backward:
-            run(launch, arguments)
-        # One gradient for each argument of `forward`. The fields of `gradients` are those of its `inputs`.
-        return (None, None, None, *gradients)
+            run(launch, pass_tensors)
+        # None for `plan` and `seed`. The fields of `gradients`, a `CallTensors`, have the order of `inputs`.
+        return (None, None, *gradients)

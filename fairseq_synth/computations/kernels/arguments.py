@@ -42,6 +42,7 @@ class CallTensors(NamedTuple):
     bias_row: Any = None  # (H, columns), with at least T columns
     matrix: Any = None  # (H, rows, columns), with at least T of both; or its values by distance, (H, 2 m + 1)
     weights: Any = None  # (M, H)
+    hidden: Any = None  # (B, T): the padding mask in bytes, not 0 at padding; it never has a gradient
 
 
 class WeightRows(NamedTuple):
@@ -145,9 +146,7 @@ class PassTensors(NamedTuple):
     totals: Totals | None = None
 
 
-def find_kernel_tensors(
-    inputs: CallTensors, hidden: Tensor | None, seed: Tensor | None, has_query: bool
-) -> KernelTensors:
+def find_kernel_tensors(inputs: CallTensors, seed: Tensor | None, has_query: bool) -> KernelTensors:
     """Returns the tensors that all kernels read.
 
     Several of them may be the same tensor: ``packed`` has values, queries and keys, and ``factors`` has the left and
@@ -155,7 +154,6 @@ def find_kernel_tensors(
 
     Args:
         inputs: The tensors of the call.
-        hidden: The padding mask in bytes, (B, T), or None.
         seed: The seed for dropout, (1,), or None.
         has_query: Whether ``packed`` has queries and keys in addition to values.
     """
@@ -172,7 +170,7 @@ def find_kernel_tensors(
         right=inputs.factors,
         matrix=inputs.matrix,
         weights=inputs.weights,
-        hidden=hidden,
+        hidden=inputs.hidden,
         seed=seed,
     )
 

@@ -15,10 +15,10 @@ fp32, with errors that do not count beside these. The tolerance for the norm is 
 The second summand is for factors of the logits that are rounded when they are copied: this changes a logit by up to
 u |S|, and a weight by as much, relatively. Under the interpreter, in fp16, the errors are 0.3 to 1.2 u.
 
-**Relative to what?** Some sums cancel, and their error is that of their terms. dS is ``P dP`` minus a mean of it, so
-that the error of a gradient is relative to what the minuend ``P dP`` alone would give, if that is larger. The gradient
-of a weight of a mixture is a single sum of ``dS S_m`` over all logits of a head. It is relative to the norm of
-``P dP S_m``.
+**Relative to what?** Some sums cancel, and their error is that of their terms. The gradient of the logits is a
+difference, ``dS = G - P rowsum(G)`` with ``G = P dP``, elementwise. So the error of a gradient is relative to what G
+alone would give in the place of dS, if that is larger. The gradient of a weight of a mixture is a single sum of
+``dS S_m`` over all logits of a head. It is relative to the norm of ``G S_m``.
 """
 
 import math
@@ -45,10 +45,6 @@ class Comparison(NamedTuple):
 
     is_finite: bool  # whether the definition's results are finite; if not, nothing is known about the kernels'
     difference: str  # what differs, or an empty string
-
-
-NOTHING_SHOWN = Comparison(is_finite=False, difference="")
-NO_DIFFERENCE = Comparison(is_finite=True, difference="")
 
 
 class Results(NamedTuple):
@@ -100,9 +96,7 @@ class Copies:
         if base is None or not can_copy_base(x, base):
             return self.find_or_make_leaf(role, x)
         leaf = self.find_or_make_leaf(role, base)
-        # The same view of the leaf as x is of its base: it begins at the same place, and has the same strides.
-        begin = x.storage_offset() - base.storage_offset()
-        return leaf.as_strided(x.size(), x.stride(), begin)
+        return take_same_view(x, base, leaf)
 
     def find_or_make_leaf(self, role: str, original: Tensor) -> Tensor:
         """Returns the copy of a tensor that is a leaf. It is made the first time. The role is added to its roles."""
@@ -115,7 +109,7 @@ class Copies:
         return leaf.tensor
 
     def make_copy(self, original: Tensor) -> Tensor:
-        """Returns a copy that is a leaf, and that needs a gradient as the arguments of `Copies` say."""
+        """Returns a copy in memory of its own: a leaf, which needs a gradient as the arguments of `Copies` say."""
         copy = original.detach().to(self.dtype or original.dtype, copy=True)
         if torch.is_grad_enabled():
             copy.requires_grad_(self.all_need_gradients or original.requires_grad)
@@ -139,6 +133,22 @@ def can_copy_base(x: Tensor, base: Tensor) -> bool:
     return keeps_strides and shares_gradient
 
 
+def take_same_view(x: Tensor, base: Tensor, copy: Tensor) -> Tensor:
+    """Returns the view of a copy of `base` that x is of `base`.
+
+    For example, `base` has 2 rows of 6 numbers, and x is its second half, ``base[:, 3:]``. Then x begins 3 places after
+    `base`, its next row is 6 places away, and its next column 1 place: its strides are (6, 1). The result is
+    ``copy.as_strided((2, 3), (6, 1), 3)``, which is ``copy[:, 3:]``.
+
+    Args:
+        x: A view of `base`.
+        base: A contiguous tensor.
+        copy: A contiguous tensor of the same size, which begins at the beginning of its memory.
+    """
+    begin = x.storage_offset() - base.storage_offset()  # 3 in the example
+    return copy.as_strided(x.size(), x.stride(), begin)
+
+
 class CopiedCall(NamedTuple):
     """Copies of the tensors of a call, which are leaves, or views of leaves."""
 
@@ -151,7 +161,11 @@ class CopiedCall(NamedTuple):
         return {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
 
     def leaf_of_weight(self, term: Term) -> str | None:
-        """Returns the name of the leaf with the weight of a term, or None if the term has no weight."""
+        """Returns the name of the leaf with the weight of a term, or None if the term has no weight.
+
+        Args:
+            term: One of `terms`, or some sentences of it, which have the same weight.
+        """
         weight = term.weight
         if weight is None:
             return None
@@ -206,13 +220,13 @@ def compare_with_definition(call: Call, results: Results, sentences: Tensor, out
     definition = Definition(call, sentences)
     expected = definition.compute(output_gradient)
     if not are_finite(expected):
-        return NOTHING_SHOWN
-    # How large an error is depends on the size of the numbers, and how large it may be on the type of the kernels.
+        return Comparison(is_finite=False, difference="")  # a loss that overflows says nothing about the kernels
+    # The error of each result is divided by its scale. It may then be as large as the tolerance.
     scales = definition.scales(expected, output_gradient)
     tolerance = definition.tolerance(call.value.dtype)
     differences = describe_differences(results, expected, scales, tolerance)
     if not differences:
-        return NO_DIFFERENCE
+        return Comparison(is_finite=True, difference="")
     joined_differences = "; ".join(differences)
     return Comparison(is_finite=True, difference=f"{describe(call)}: {joined_differences}")
 
@@ -325,18 +339,12 @@ def differentiate(output: Tensor, leaves: dict[str, Tensor], output_gradient: Te
     return dict(zip(leaves, gradients))
 
 
-class ComparedTerm(NamedTuple):
-    """A term of the logits of the sentences to compare, and the leaf that its weight is a part of."""
-
-    term: Term
-    leaf_of_weight: str | None  # the name of the leaf; None if the term has no weight
-
-
 class Definition:
     """The definition's results for some sentences of a call, in fp32, and the norms that errors are relative to.
 
     Attributes:
-        leaves: The leaves with gradients, of all sentences, by their names.
+        copies: Copies of all tensors of the call, with all its sentences.
+        leaves: The leaves of these copies that need gradients, by their names.
         value, key_padding_mask: Those of the sentences to compare.
         terms, logits, scores: The logits of these sentences: as a list of terms, as `Logits`, and as one tensor S.
     """
@@ -344,23 +352,23 @@ class Definition:
     def __init__(self, call: Call, sentences: Tensor) -> None:
         """Copies the tensors of a call in fp32, takes some of the sentences, and computes their logits.
 
+        Autograd records how the sentences are taken. So the gradients of the results are those of the whole copies,
+        like the gradients of the kernels, and 0 in all other sentences.
+
         Args:
             call: The call.
             sentences: The numbers of the sentences, (n,).
         """
         self.call = call
         self.sentences = sentences
-        copies = copy_call(call, torch.float32, all_need_gradients=True)
-        self.leaves = copies.leaves_with_gradients()
-        self.value = self.take_sentences(copies.value)
+        self.copies = copy_call(call, torch.float32, all_need_gradients=True)
+        self.leaves = self.copies.leaves_with_gradients()
+        self.value = self.take_sentences(self.copies.value)
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = self.take_sentences(call.key_padding_mask)
-        self.terms: list[ComparedTerm] = []
-        for term in copies.terms:
-            term_of_sentences = self.take_sentences_of_term(term)
-            self.terms.append(ComparedTerm(term_of_sentences, copies.leaf_of_weight(term)))
-        self.logits = Logits([compared.term for compared in self.terms])
+        self.terms = [self.take_sentences_of_term(term) for term in self.copies.terms]
+        self.logits = Logits(self.terms)
         self.scores = self.logits.total(call.layout.length)
 
     def take_sentences(self, x: Tensor) -> Tensor:
@@ -388,35 +396,34 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        The scale of the output is its norm. A gradient may have a larger scale than its norm. If it is 0.01, for
-        example, as the difference of two numbers near 1, its error is that of the numbers near 1. So the scale of a
-        gradient is the largest of up to three norms:
+        The scale of the output is its norm. The scale of a gradient is the largest of up to three norms:
 
-        - the norm of the gradient
-        - the norm that it would have without the subtraction in the softmax's gradient (`norms_without_subtraction`)
-        - for the weights of a mixture, the norm of the numbers that are added up (`norms_before_addition`)
+        1. Its own norm.
+        2. The gradient of the logits is a difference, ``dS = G - P rowsum(G)``, in which P are the attention weights.
+           If it is 0.01, for example, as the difference of two numbers near 1, its error is that of the numbers near 1.
+           So the second norm is the one that the gradient would have without the subtraction, with G in place of dS.
+        3. The gradient of a weight of a mixture is a sum, which may be nearly 0 even if its terms are large. So the
+           third norm is that of the terms.
 
         Args:
             results: The definition's results.
             output_gradient: The gradient of the output, (T, sentences, C).
         """
+        weighted_gradient = self.compute_weighted_gradient(output_gradient)  # G
+        norms_without_subtraction = self.norms_without_subtraction(weighted_gradient)
+        norms_of_terms = self.norms_before_addition(weighted_gradient)
         scales = {"output": float(results.output.norm())}
-        if not results.gradients:
-            return scales
-        minuend = self.compute_minuend(output_gradient)
-        norms_without_subtraction = self.norms_without_subtraction(minuend)
-        norms_before_addition = self.norms_before_addition(minuend)
         for name, gradient in results.gradients.items():
             norms = [float(gradient.norm()), norms_without_subtraction[name]]
-            if name in norms_before_addition:
-                norms.append(norms_before_addition[name])
+            if name in norms_of_terms:  # the gradient of weights
+                norms.append(norms_of_terms[name])
             scales[name_of_gradient(name)] = max(norms)
         return scales
 
-    def compute_minuend(self, output_gradient: Tensor) -> Tensor:
-        """Returns ``P * dP``, elementwise, (B, H, T, T), for the attention weights P and their gradient dP.
+    def compute_weighted_gradient(self, output_gradient: Tensor) -> Tensor:
+        """Returns ``G = P * dP``, elementwise, (B, H, T, T), for the attention weights P and their gradient dP.
 
-        The gradient of the logits is the difference ``P * dP - P * rowsum(P * dP)``, of which this is the minuend.
+        The gradient of the logits is ``G - P * rowsum(G)``.
 
         Args:
             output_gradient: The gradient of the output, (T, B, C). B are the sentences to compare.
@@ -431,40 +438,44 @@ class Definition:
             key_padding_mask=self.key_padding_mask,
             attn_mask=self.call.attn_mask,
             bsz=bsz,
-        ).detach()
+        ).detach()  # P, (B, H, T, T)
+        gradient_of_heads = output_gradient.view(layout.length, bsz, layout.num_heads, -1)  # (T, B, H, d_h)
+        gradient_by_head = gradient_of_heads.permute(1, 2, 0, 3)  # (B, H, T, d_h), as the values
         # The output of a head is ``P V``. So dP is the product of the output's gradient and V^T.
-        gradient_by_head = output_gradient.view(layout.length, bsz, layout.num_heads, -1).permute(1, 2, 0, 3)
         gradient_of_weights = gradient_by_head @ self.value.detach().transpose(2, 3)
         return weights * gradient_of_weights
 
-    def norms_without_subtraction(self, minuend: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf: the norm of the gradient that it would have if the minuend were the gradient of S}.
+    def norms_without_subtraction(self, weighted_gradient: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf: the norm that its gradient would have if G were the gradient of the logits S}.
 
         Args:
-            minuend: What `compute_minuend` returns, as large as the gradient of the logits S.
+            weighted_gradient: G, which `compute_weighted_gradient` returns.
         """
-        gradients = differentiate(self.scores, self.leaves, minuend.sum_to_size(self.scores.size()))
+        # S has the size 1 where sentences, heads or rows share their logits. Their gradients are added up.
+        gradient_of_scores = weighted_gradient.sum_to_size(self.scores.size())
+        gradients = differentiate(self.scores, self.leaves, gradient_of_scores)
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
-    def norms_before_addition(self, minuend: Tensor) -> dict[str, float]:
+    def norms_before_addition(self, weighted_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a leaf with weights of terms: the norm of the numbers whose sum is its gradient}.
 
         If ``w S_m`` is a term of the logits S, the gradient of its weight w is the sum of ``dS * S_m`` over all logits.
-        These numbers may be large even if their sum is nearly 0. dS is a difference, too. So the norm is taken without
-        either: it is the norm of ``minuend * S_m``, for all heads together.
+        For example, 100 and -99 add up to 1, with errors of a sum of numbers near 100. dS is a difference itself, whose
+        error is that of G (`scales`). So the norm is that of ``G * S_m``, for all heads together.
 
         A leaf often has the weights of several terms. Its error is compared as a whole, with the largest norm.
 
         Args:
-            minuend: What `compute_minuend` returns.
+            weighted_gradient: G, which `compute_weighted_gradient` returns.
         """
         norms: dict[str, float] = {}
-        for term, leaf_name in self.terms:
+        for term in self.terms:
+            leaf_name = self.copies.leaf_of_weight(term)
             if leaf_name is None:  # the term has no weight
                 continue
             term_without_weight = term._replace(weight=None)
             logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()  # S_m
-            norm = float((minuend * logits_of_term).norm())
+            norm = float((weighted_gradient * logits_of_term).norm())
             largest_so_far = norms.get(leaf_name, 0.0)
             norms[leaf_name] = max(norm, largest_so_far)
         return norms

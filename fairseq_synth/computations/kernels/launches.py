@@ -46,10 +46,9 @@ class Layout(NamedTuple):
     num_heads: int  # H
     value_width: int  # features of a value in each head
     weight_rows: WeightRows
-    has_hidden: bool  # whether there is a padding mask
     is_causal: bool
-    has_dropout: bool
-    dropout: float
+    has_dropout: bool  # whether the kernels are compiled with dropout
+    dropout: float  # the probability, a number that such kernels are given
     wanted: tuple[str, ...]  # names of the tensors that need a gradient
     # The sizes of a summand that does not occur are 0.
     query_width: int = 0  # features of a query, and of a key that differs by sentence
@@ -74,43 +73,50 @@ class Layout(NamedTuple):
         }
         return [summand for summand, size in sizes.items() if size > 0]
 
+    def with_probability_0(self) -> "Layout":
+        """Returns the layout of the same kernels, which are given 0 as the probability of dropping a weight.
+
+        `has_dropout` stays as it is, because kernels that are compiled without dropout would be other kernels.
+        """
+        return self._replace(dropout=0.0)
+
     def is_short(self) -> bool:
         """Returns whether the kernels for short sentences compute the call. Their tile is a whole sentence.
 
-        The registers have to hold everything. Compiling has shown which calls fit:
+        The registers have to hold a tile of each summand. Compiling has shown what fits:
 
-        - Up to 32 tokens and heads of up to 64 features: up to three summands with tiles.
-        - Up to 32 tokens and wider heads: one summand with tiles, `product`, `dense` or `matrix`.
-        - Up to 64 tokens and heads of up to 64 features: the same, but not `dense` if the heads are padded. The kernels
-          pad the width of a head to a power of two.
+        =============  ========================  =================================================
+        tokens         features of a head        summands with tiles
+        =============  ========================  =================================================
+        up to 32       up to 64                  up to three
+        up to 32       more than 64              one: `product`, `dense` or `matrix`
+        33 to 64       up to 64                  one: `product`, `dense` or `matrix`;
+                                                 not `dense` if the width is padded to a power of 2
+        =============  ========================  =================================================
         """
         summands = self.summands_with_tiles()
+        is_one_of_three = summands in (["product"], ["dense"], ["matrix"])
         width = max(self.value_width, self.query_width, self.dense_width)
-        has_narrow_heads = width <= 64
-        has_padded_heads = width < power_of_2(width)
-        if self.length <= 32 and has_narrow_heads:
+        is_narrow = width <= 64
+        if self.length <= 32 and is_narrow:
             return len(summands) <= 3
-        if self.length <= 32:
-            return summands in (["product"], ["dense"], ["matrix"])
-        if self.length <= 64 and has_narrow_heads and has_padded_heads:
-            return summands in (["product"], ["matrix"])
-        if self.length <= 64 and has_narrow_heads:
-            return summands in (["product"], ["dense"], ["matrix"])
+        if self.length <= 32 and not is_narrow:
+            return is_one_of_three
+        if self.length <= 64 and is_narrow:
+            is_padded = width < power_of_2(width)
+            is_padded_dense = is_padded and summands == ["dense"]
+            return is_one_of_three and not is_padded_dense
         return False
 
     def kind(self) -> "Kind":
         """Returns the kind of the call. Only the first call of each kind is compared with the definition."""
-        # The tiles of short sentences have the length rounded up to a power of two: 16, 32 or 64. All sentences of more
-        # than 64 tokens have the same tiles, whatever their length is. 128 stands for all these lengths.
-        rounded_length = min(power_of_2(self.length), 128)
         return Kind(
             device=self.device,
             dtypes=self.dtypes,
-            rounded_length=rounded_length,
+            rounded_length=round_length(self.length),
             num_heads=self.num_heads,
             value_width=self.value_width,
             weight_rows=self.weight_rows,
-            has_hidden=self.has_hidden,
             is_causal=self.is_causal,
             has_dropout=self.has_dropout,
             wanted=self.wanted,
@@ -122,6 +128,16 @@ class Layout(NamedTuple):
             is_by_distance=self.is_by_distance,
             number_of_weights=self.number_of_weights,
         )
+
+
+def round_length(length: int) -> int:
+    """Returns a length that stands for all lengths whose kernels have the same tiles: 16, 32, 64 or 128.
+
+    The tiles of short sentences have the length rounded up to a power of two, at least 16. For example, 16 stands for 1
+    to 16 tokens, and 32 for 17 to 32. 128 stands for all lengths above 64, because long sentences are divided into
+    tiles of the same size, whatever their length is.
+    """
+    return min(power_of_2(length), 128)
 
 
 class Kind(NamedTuple):
@@ -137,7 +153,6 @@ class Kind(NamedTuple):
     num_heads: int
     value_width: int
     weight_rows: WeightRows
-    has_hidden: bool
     is_causal: bool
     has_dropout: bool
     wanted: tuple[str, ...]
@@ -172,18 +187,23 @@ class Launch:
     def __init__(
         self, kernel: Any, grid: Sequence[int], numbers: dict[str, Any], num_warps: int, num_stages: int = 1
     ) -> None:
-        """Sorts the kernel's arguments into tensors, which differ from call to call, and numbers, which are known."""
+        """Sorts the kernel's arguments into tensors, which differ from call to call, and numbers, which are known.
+
+        For example, the kernel ``(out, lse, T, B)`` with the numbers ``{"B": 3, "T": 2}`` has the tensors ``out`` and
+        ``lse``.
+        """
         self.kernel = kernel
         unused_directions = [1] * (3 - len(grid))
         self.grid = (*grid, *unused_directions)
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
-        number_names = [name for name in kernel.arg_names if name in numbers]
+        # In the order of the kernel's arguments: {"T": 2, "B": 3} in the example.
+        self.numbers = {name: numbers[name] for name in kernel.arg_names if name in numbers}
         tensor_names = [name for name in kernel.arg_names if name not in numbers]
-        self.numbers = {name: numbers[name] for name in number_names}
-        # For the names ``out`` and ``lse``, `read_tensors(pass_tensors)` is ``(pass_tensors.out, pass_tensors.lse)``.
-        # `attrgetter` makes no tuple for a single name, but every kernel has two tensors or more.
+        # A function that reads these fields of a record: in the example, ``(record.out, record.lse)``. For a single
+        # name it would return no tuple, but every kernel has two tensors or more.
         self.read_tensors = attrgetter(*tensor_names)
-        self.compiled: Callable[..., None] | None = None  # set by `compile`
+        # The function that launches the kernel once it is compiled. `compile` sets it, and `kernels.run` calls it.
+        self.compiled: Callable[..., None] | None = None
 
     def args(self, tensors: PassTensors) -> list[Any]:
         """Returns the arguments of the kernel in their order, because a compiled kernel takes them by position."""
@@ -214,22 +234,31 @@ class Launch:
     def load(self, arguments: Sequence[Any], num_warps: int, num_stages: int) -> "LoadedKernel":
         """Returns the kernel, compiled with a number of warps and loaded on the GPU.
 
-        The more stages a loop reads ahead, the more shared memory the kernel needs. If the GPU has too little, the
-        kernel is compiled for one stage less, and so on.
+        The more stages a loop reads ahead, the more shared memory the kernel needs. If the GPU has too little for
+        `num_stages`, the kernel is compiled for one stage less, and so on.
 
         Raises:
             OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
         """
         from triton.runtime.errors import OutOfResources
 
+        for stages in range(num_stages, 1, -1):
+            try:
+                return self.load_with_stages(arguments, num_warps, stages)
+            except OutOfResources:
+                continue
+        return self.load_with_stages(arguments, num_warps, num_stages=1)
+
+    def load_with_stages(self, arguments: Sequence[Any], num_warps: int, num_stages: int) -> "LoadedKernel":
+        """Returns the kernel, compiled with these options and loaded on the GPU.
+
+        Raises:
+            OutOfResources: The kernel does not fit the GPU.
+        """
         compiled = self.kernel.warmup(*arguments, grid=self.grid, num_warps=num_warps, num_stages=num_stages)
-        try:
-            # Triton loads a compiled kernel when it is asked for the function that launches it.
-            launch = compiled[self.grid]
-        except OutOfResources:
-            if num_stages == 1:
-                raise
-            return self.load(arguments, num_warps, num_stages - 1)
+        # `warmup` only compiles. Triton loads the kernel when it is asked for the function that launches it.
+        launch = compiled[self.grid]
+        # Triton knows the number of spills only now that the kernel is loaded.
         return LoadedKernel(launch, num_warps, num_stages, num_spills=compiled.n_spills)
 
 
@@ -296,11 +325,18 @@ def plan_short_sentences(layout: Layout) -> Launches:
     forward = plan_forward_short(layout)
     if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
-    # A program computes a whole head of a sentence. It leaves sums for all shared tensors and all weights.
-    sums = plan_group_sums(layout, tiles_per_head=1, shared_tensors=SHARED_TENSORS, summands=SUMMANDS)
+    # One kernel leaves the sums for all shared tensors, and for the weights of all summands of the logits.
+    sums = plan_group_sums(
+        layout,
+        tiles_per_head=1,  # the tile is a whole sentence
+        shared_tensors=SHARED_TENSORS,
+        summands=SUMMANDS,
+    )
     backward = [plan_backward_short(layout, sums)]
-    # `add` can add up sums of three kernels, as they are for long sentences. Here all of them are from one kernel.
-    backward.extend(plan_addition(layout, row_sums=sums, column_sums=sums, matrix_sums=sums))
+    # `add` can add up what three kernels leave, as they do for long sentences. Here all of it is from one kernel.
+    backward.extend(
+        plan_addition(layout, row_parts=sums.programs_per_head(), column_sums=sums, matrix_sums=sums),
+    )
     return Launches(forward, backward, memory=sums.memory)
 
 
@@ -352,23 +388,21 @@ def plan_long_sentences(layout: Layout) -> Launches:
     forward = plan_forward_long(layout)
     if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
-    row_sums = plan_row_sums(layout)
-    column_sums = plan_column_sums(layout)
-    matrix_sums = plan_matrix_sums(layout)
-    # All gradients of `backward_rows` need `delta`.
-    has_row_gradients = "delta" in row_sums.memory
-    # Each sentence has its own keys and values, which are in `packed`. Their gradients need no memory for sums.
-    has_column_gradients = "packed" in layout.wanted or bool(column_sums.memory)
-    has_matrix_gradients = bool(matrix_sums.memory)
     backward = []
-    if has_row_gradients:
-        backward.append(plan_backward_rows(layout, row_sums))
-    if has_column_gradients:
-        backward.append(plan_backward_columns(layout, column_sums))
-    if has_matrix_gradients:
-        backward.append(plan_backward_matrix(layout, matrix_sums))
-    backward.extend(plan_addition(layout, row_sums, column_sums, matrix_sums))
-    return Launches(forward, backward, memory={**column_sums.memory, **matrix_sums.memory, **row_sums.memory})
+    rows = plan_row_memory(layout)
+    if rows.memory:  # it has `delta` if there is any gradient for this kernel
+        backward.append(plan_backward_rows(layout, rows))
+    columns = plan_column_sums(layout)
+    # The gradients of keys and values, which are in `packed`, need no memory for sums.
+    if columns.memory or "packed" in layout.wanted:
+        backward.append(plan_backward_columns(layout, columns))
+    matrix = plan_matrix_sums(layout)
+    if matrix.memory:
+        backward.append(plan_backward_matrix(layout, matrix))
+    backward.extend(
+        plan_addition(layout, row_parts=rows.programs_per_head, column_sums=columns, matrix_sums=matrix),
+    )
+    return Launches(forward, backward, memory={**columns.memory, **matrix.memory, **rows.memory})
 
 
 def plan_forward_long(layout: Layout) -> Launch:
@@ -389,7 +423,7 @@ def plan_forward_long(layout: Layout) -> Launch:
     )
 
 
-def plan_backward_rows(layout: Layout, sums: "GroupSums") -> Launch:
+def plan_backward_rows(layout: Layout, rows: "RowMemory") -> Launch:
     """Returns the launch that writes ``delta`` and the gradients of rows.
 
     A program computes a tile of rows of one head in one sentence.
@@ -399,7 +433,7 @@ def plan_backward_rows(layout: Layout, sums: "GroupSums") -> Launch:
     tile = Tile.for_kernel("rows", layout)
     return Launch(
         kernel=backward_rows,
-        grid=(sums.programs_per_head() * layout.num_heads,),
+        grid=(rows.programs_per_head * layout.num_heads,),
         numbers=make_numbers(layout, tile),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -493,23 +527,25 @@ class GroupSums(NamedTuple):
         return GroupNumbers(self.groups.sentences_per_group, self.numbers_per_group)._asdict()
 
 
-def plan_row_sums(layout: Layout) -> GroupSums:
+class RowMemory(NamedTuple):
+    """What `backward_rows` leaves in memory for the kernels that follow it. It sums no gradient over sentences."""
+
+    programs_per_head: int  # how many programs compute a head
+    memory: dict[str, int]  # {field of `PartialSums`: how many numbers it has}
+
+
+def plan_row_memory(layout: Layout) -> RowMemory:
     """Returns what `backward_rows` leaves in memory: ``delta``, and parts of the gradient of the weight of ``outer``.
 
-    A program computes a tile of rows of one head in one sentence. For the weight, it leaves the part that comes from
-    these rows. It sums no gradient over sentences, so that each sentence is a group of its own.
+    A program computes a tile of rows of one head in one sentence. For example, 10 sentences of 2 tiles are 20 programs
+    for each head. The gradient of the weight of a head has a part from each of them, 20 parts that `add` adds up.
     """
     tile = Tile.for_kernel("rows", layout)
-    tiles_per_head = divide_up(layout.length, tile.rows)
-    programs_per_head = layout.bsz * tiles_per_head
+    tiles_per_sentence = divide_up(layout.length, tile.rows)  # 2 in the example
+    programs_per_head = layout.bsz * tiles_per_sentence  # 10 * 2
     memory_of_parts = measure_parts(layout, summands=["outer"], num_parts=programs_per_head)
     memory_of_delta = measure_delta(layout)
-    return GroupSums(
-        groups=SentenceGroups(num_groups=layout.bsz, sentences_per_group=1),
-        tiles_per_head=tiles_per_head,
-        numbers_per_group=0,  # there are no sums of a shared tensor's gradient
-        memory={**memory_of_parts, **memory_of_delta},
-    )
+    return RowMemory(programs_per_head, memory={**memory_of_parts, **memory_of_delta})
 
 
 def plan_column_sums(layout: Layout) -> GroupSums:
@@ -554,35 +590,42 @@ def plan_group_sums(
         shared_tensors: The tensors in `CallTensors` that all sentences share and whose gradients the kernel computes.
         summands: The summands of the logits (`SUMMANDS`) for whose weights the kernel computes gradients.
     """
-    sizes_in_group = measure_sums(layout, shared_tensors)
-    max_groups = limit_groups(layout, tiles_per_head, shared_tensors, summands)
-    groups = divide_sentences(layout.bsz, max_groups)
+    # The fewer groups, the less memory their sums need. But there have to be enough to keep a GPU busy.
+    max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
+    if not gains_from_groups(layout, shared_tensors, summands):
+        max_groups = layout.bsz  # each sentence is a group
+    groups = divide_sentences(layout.bsz, max_groups)  # 3 groups in the example
+    sizes_in_group = measure_sums(layout, shared_tensors)  # {tensor: how many numbers its sum over one group has}
     memory_of_sums = repeat_for_groups(sizes_in_group, groups.num_groups)
-    memory_of_parts = measure_parts(layout, summands, num_parts=groups.num_groups * tiles_per_head)
+    programs_per_head = groups.num_groups * tiles_per_head  # 3 * 2 = 6
+    memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
     return GroupSums(
         groups=groups,
         tiles_per_head=tiles_per_head,
-        numbers_per_group=sum(sizes_in_group.values()),
+        numbers_per_group=sum(sizes_in_group.values()),  # from the sums of one group to those of the next
         memory={**memory_of_sums, **memory_of_parts},
     )
 
 
-def limit_groups(layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str], summands: Sequence[str]) -> int:
-    """Returns into how many groups of sentences a kernel of the backward pass may divide a batch.
+def gains_from_groups(layout: Layout, shared_tensors: Sequence[str], summands: Sequence[str]) -> bool:
+    """Returns whether a kernel saves work or memory if one of its programs computes a group of several sentences.
 
-    The fewer groups, the less memory the sums of the groups need. But there have to be enough to keep a GPU busy. If
-    the kernel sums nothing, each sentence may be a group.
+    It does if the kernel computes a gradient that is summed over sentences:
+
+    - the gradient of a tensor that all sentences share. A program writes it once for its group.
+    - the gradient of a weight, the number that multiplies a summand of the logits in a head. If the summand is
+      ``product``, nothing is saved, because each sentence has queries and keys of its own.
 
     Args:
-        layout, tiles_per_head, shared_tensors, summands: As in `plan_group_sums`.
+        layout, shared_tensors, summands: As in `plan_group_sums`.
     """
-    has_shared_tensors = any(name in layout.wanted for name in shared_tensors)
-    weighted_summands = list_wanted_weights(layout, summands)
-    # The weight of ``product`` does not count. Sentences share no queries and keys, so that larger groups save nothing.
-    has_other_weights = any(summand != "product" for summand in weighted_summands)
-    if not has_shared_tensors and not has_other_weights:
-        return layout.bsz
-    return count_groups_of_busy_gpu(layout, tiles_per_head)
+    for name in shared_tensors:
+        if name in layout.wanted:
+            return True
+    for summand in list_wanted_weights(layout, summands):
+        if summand != "product":
+            return True
+    return False
 
 
 def count_groups_of_busy_gpu(layout: Layout, tiles_per_head: int) -> int:
@@ -614,26 +657,28 @@ def repeat_for_groups(sizes: dict[str, int], num_groups: int) -> dict[str, int]:
     """Returns the memory for the sums of all groups, {name: how many numbers}.
 
     For example, the sums of a group may have 8 numbers for dense_key and 4 for bias_row. The sums of three groups are
+    in one piece of memory:
 
         dense_key 0 | bias_row 0 | dense_key 1 | bias_row 1 | dense_key 2 | bias_row 2
+        0             8            12            20           24            32
 
-    The kernels are given the tensors ``dense_key`` and ``bias_row``, which begin with the sums of group 0. The sums of
-    group g begin 12 g numbers later, beyond the end of the first tensor. So the first tensor needs 8 numbers, and the
-    last one has all others: the 4 of its group 0 and the 24 of the later groups.
+    A kernel is given a tensor for each name, which begins with the sum of group 0. It finds the sum of group g 12 g
+    numbers later, even if the tensor ends before. So the tensors only have to cover the memory one after another: the
+    first one has 8 numbers, and the last one all others, the 4 of its group 0 and the 2 * 12 of the later groups.
 
         repeat_for_groups({"dense_key": 8, "bias_row": 4}, num_groups=3) == {"dense_key": 8, "bias_row": 28}
 
     Args:
-        sizes: {name: how many numbers the sum of one group has}.
+        sizes: {name: how many numbers the sum of one group has}, in the order in which the sums lie in memory.
         num_groups: The number of groups.
     """
     if not sizes:
         return {}
-    size_of_group = sum(sizes.values())
-    size_of_later_groups = (num_groups - 1) * size_of_group
-    *_, last_name = sizes
+    numbers_per_group = sum(sizes.values())  # 12
+    numbers_of_later_groups = (num_groups - 1) * numbers_per_group  # 24
+    last_name = list(sizes)[-1]
     memory = dict(sizes)
-    memory[last_name] += size_of_later_groups
+    memory[last_name] += numbers_of_later_groups  # 4 + 24
     return memory
 
 
@@ -662,12 +707,12 @@ def align(number: int) -> int:
     return divide_up(number, 4) * 4  # a number in fp32 has 4 bytes
 
 
-def plan_addition(layout: Layout, row_sums: GroupSums, column_sums: GroupSums, matrix_sums: GroupSums) -> list[Launch]:
+def plan_addition(layout: Layout, row_parts: int, column_sums: GroupSums, matrix_sums: GroupSums) -> list[Launch]:
     """Returns the last launch of a backward pass, which adds up partial sums; no launch if there are none.
 
     Args:
         layout: The layout.
-        row_sums: The parts for the weight of the outer product.
+        row_parts: How many parts the gradient of the weight of the outer product has in each head.
         column_sums: The sums for dense_key and bias_row, and the parts for the weights of product, dense and bias_row.
         matrix_sums: The sums for the matrix, and the parts for its weight.
     """
@@ -689,7 +734,7 @@ def plan_addition(layout: Layout, row_sums: GroupSums, column_sums: GroupSums, m
         bias_row_columns=layout.bias_row_columns,
         matrix_rows=layout.matrix_rows,
         matrix_columns=layout.matrix_columns,
-        row_parts=row_sums.programs_per_head(),
+        row_parts=row_parts,
         column_parts=column_sums.programs_per_head(),
         matrix_parts=matrix_sums.programs_per_head(),
     )
@@ -793,6 +838,10 @@ class Tile(NamedTuple):
         """Returns the tile of a kernel for logits of one or two summands.
 
         The sizes are the fastest of ten that were timed on an H100, in bf16 with heads of 64 features.
+
+        Args:
+            kernel: ``forward``, or the kernel of the backward pass: ``rows``, ``columns`` or ``matrix``.
+            layout: The call.
         """
         has_product = layout.query_width > 0
         has_dense_product = layout.dense_width > 0
@@ -800,14 +849,15 @@ class Tile(NamedTuple):
         square = Tile(rows=64, columns=64, warps=4, stages=2)
         tall = Tile(rows=64, columns=32, warps=4, stages=3)
         wide = Tile(rows=32, columns=64, warps=4, stages=2)
+        wide_and_far = Tile(rows=32, columns=64, warps=4, stages=3)  # it reads one stage further ahead
+        if kernel == "forward":
+            return tall if has_dense_product or has_outer_product else square
         if kernel == "rows":
             return tall
-        if kernel == "forward" and (has_dense_product or has_outer_product):
-            return tall
         if kernel == "columns" and has_dense_product:
-            return wide._replace(stages=3)
-        if kernel == "columns" and not has_product:
-            return wide
+            return wide_and_far
+        if kernel == "columns":
+            return square if has_product else wide
         return square
 
 
@@ -839,10 +889,14 @@ def make_constants(layout: Layout, tile: Tile) -> Constants:
     # All strides are multiples of a width. If the widths are multiples of 8, the kernels read 8 numbers at once.
     widths = (layout.value_width, layout.query_width, layout.dense_width)
     are_multiples_of_8 = all(width % 8 == 0 for width in widths)
+    unit = 8 if are_multiples_of_8 else 1
     # Only tests compute in fp32. They need exact products, not those in tf32. For half precision, this has no effect.
     is_fp32 = layout.dtypes.packed == torch.float32
     precision = "ieee" if is_fp32 else "tf32"
+    # For each summand, which row of the tensor of weights (M, H) is its weight; -1 for a summand without a weight.
+    weight_rows = layout.weight_rows
     constants = Constants(
+        # Triton reads a power of two of numbers at once, at least 16: a block, which holds a width.
         VALUE_WIDTH=layout.value_width,
         VALUE_BLOCK=power_of_2(layout.value_width),
         QUERY_WIDTH=layout.query_width,
@@ -852,15 +906,15 @@ def make_constants(layout: Layout, tile: Tile) -> Constants:
         FACTOR_BLOCK=power_of_2(width_of_factors(layout)),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
-        UNIT=8 if are_multiples_of_8 else 1,
+        UNIT=unit,
         CAUSAL=layout.is_causal,
         BY_DISTANCE=layout.is_by_distance,
         PRECISION=precision,
-        PRODUCT_WEIGHT=layout.weight_rows.product,
-        DENSE_WEIGHT=layout.weight_rows.dense,
-        OUTER_WEIGHT=layout.weight_rows.outer,
-        BIAS_ROW_WEIGHT=layout.weight_rows.bias_row,
-        MATRIX_WEIGHT=layout.weight_rows.matrix,
+        PRODUCT_WEIGHT=weight_rows.product,
+        DENSE_WEIGHT=weight_rows.dense,
+        OUTER_WEIGHT=weight_rows.outer,
+        BIAS_ROW_WEIGHT=weight_rows.bias_row,
+        MATRIX_WEIGHT=weight_rows.matrix,
     )
     return as_constexpr(constants)
 

@@ -50,11 +50,10 @@ class Call(NamedTuple):
     attn_mask: Tensor | None
     layout: Layout
     tensors: CallTensors
-    hidden: Tensor | None  # the padding mask in bytes, not 0 at padding
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
-    """Returns the terms of logits, sorted by how the kernels compute them.
+    """Returns the terms of the logits S, sorted by how the kernels compute them.
 
     ============  =====================================================================
     summand       terms
@@ -72,7 +71,10 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
         value: V, (B, H, T, d_h), whose sizes tell how many sentences and rows there are.
     """
     bsz, _, length, _ = value.size()
-    summands = Summands(product=[], dense=[], outer=logits.outers, bias_row=[], matrix=[*logits.diagonals], others=[])
+    # Outer products and diagonals are always of one summand. Products and biases are added to the lists below.
+    outer = list(logits.outers)
+    matrix: list[Product | Bias | Diagonals] = list(logits.diagonals)
+    summands = Summands(product=[], dense=[], outer=outer, bias_row=[], matrix=matrix, others=[])
     if bsz == 1:
         # No two sentences can differ, so that there is a choice where to put each product.
         add_products_of_one_sentence(summands, logits.products)
@@ -80,9 +82,11 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
         add_products(summands, logits.products)
     for term in logits.biases:
         num_sentences, _, num_rows, _ = term.bias.size()
-        if num_sentences > 1:
+        is_shared = num_sentences == 1
+        is_single_row = num_rows < length  # a bias has 1 row or T rows
+        if not is_shared:
             summands.others.append(term)
-        elif num_rows < length:  # a bias has 1 row or T rows
+        elif is_single_row:
             summands.bias_row.append(term)
         else:
             summands.matrix.append(term)
@@ -159,10 +163,10 @@ class OuterProduct(NamedTuple):
     right_width: int
 
 
-class Whole(NamedTuple):
-    """A tensor that a batch shares, as the kernels read it: usually a whole parameter. `NOTHING` stands for none.
+class SharedTensor(NamedTuple):
+    """A tensor that all sentences share, as the kernels read it: usually a parameter. `NOTHING` stands for none.
 
-    It may have more rows and columns than the sentences need. The kernels read the first ones.
+    It may have more rows and columns than the sentences need. The kernels read the first ones of each head.
     """
 
     tensor: Any  # contiguous: (H, rows, columns), or (H, columns) with one row for each head
@@ -181,7 +185,7 @@ class Weights(NamedTuple):
 
 NO_DENSE_PRODUCT = DenseProduct(query=None, key=None, key_rows=0, width=0)
 NO_OUTER_PRODUCT = OuterProduct(factors=None, left_width=0, right_width=0)
-NOTHING = Whole(tensor=None, rows=0, columns=0)
+NOTHING = SharedTensor(tensor=None, rows=0, columns=0)
 NO_WEIGHTS = Weights(tensor=None, rows=WeightRows(), num_rows=0)
 
 
@@ -206,6 +210,9 @@ def prepare_call(
     bias_row = read_bias_row(summands.bias_row, heads) if summands.bias_row else NOTHING
     matrix = read_matrix(summands.matrix, heads, length) if summands.matrix else NOTHING
     weights = read_weights(summands, heads)
+    hidden = None
+    if key_padding_mask is not None:
+        hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
     tensors = CallTensors(
         packed=projections.packed,
         dense_query=dense.query,
@@ -214,6 +221,7 @@ def prepare_call(
         bias_row=bias_row.tensor,
         matrix=matrix.tensor,
         weights=weights.tensor,
+        hidden=hidden,
     )
     dtypes: dict[str, torch.dtype] = {}
     wanted: list[str] = []
@@ -231,7 +239,6 @@ def prepare_call(
         bsz=bsz,
         num_heads=heads,
         value_width=value_width,
-        has_hidden=key_padding_mask is not None,
         is_causal=attn_mask is not None,
         has_dropout=dropout > 0,
         dropout=dropout,
@@ -248,11 +255,8 @@ def prepare_call(
         number_of_weights=weights.num_rows,
         weight_rows=weights.rows,
     )
-    hidden = None
-    if key_padding_mask is not None:
-        hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
-    hidden, *aligned_tensors = align_memory([hidden, *tensors])
-    return Call(logits, value, key_padding_mask, attn_mask, layout, CallTensors(*aligned_tensors), hidden)
+    aligned_tensors = CallTensors(*align_memory(tensors))
+    return Call(logits, value, key_padding_mask, attn_mask, layout, aligned_tensors)
 
 
 def pack_projections(products: list[Product], value: Tensor) -> PackedProjections:
@@ -268,7 +272,7 @@ def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
     """Returns the queries and the shared keys of the summand ``dense``, as the kernels read them.
 
     The keys are usually the first T rows of a parameter (H, rows, r). The kernels read them there, so that they are not
-    copied.
+    copied. In a head, the key of token j begins at place ``j r``, and the next head begins after ``rows r`` places.
 
     Args:
         products: A single product ``scale * query @ key^T``. The query is (B or 1, H or 1, T, r), the key (1, H or 1,
@@ -281,12 +285,8 @@ def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
     if product.scale != 1.0:
         query = query * product.scale  # the kernels have a scale for the summand `product`, but none for this one
     query_by_head = order_by_head(query, bsz, heads, value.dtype)
-    width = product.key.size(3)  # r
-    parameter = read_whole(product.key, heads)
-    if parameter.columns > width:
-        # The kernels read the first rows of a parameter, but all of its columns. These keys are a part of the columns.
-        parameter = copy_whole(product.key, heads)
-    return DenseProduct(query_by_head, key=parameter.tensor, key_rows=parameter.rows, width=width)
+    keys = find_rows_or_copy(product.key, heads)
+    return DenseProduct(query_by_head, key=keys.tensor, key_rows=keys.rows, width=keys.columns)
 
 
 def read_outer_product(outers: list[Outer], value: Tensor) -> OuterProduct:
@@ -298,59 +298,56 @@ def read_outer_product(outers: list[Outer], value: Tensor) -> OuterProduct:
     return OuterProduct(order_by_head(outer.factors, bsz, heads, value.dtype), outer.left_size, right_width)
 
 
-def read_bias_row(biases: list[Bias], heads: int) -> Whole:
+def read_bias_row(biases: list[Bias], heads: int) -> SharedTensor:
     """Returns the row of a bias whose rows are all alike."""
     (bias,) = biases
-    return read_whole(bias.bias, heads)
+    return find_or_copy(bias.bias, heads)
 
 
-def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
-    """Returns the matrix R that the kernels read: the terms that are the same for all sentences, added up.
-
-    A single term is returned without its weight, because the kernels multiply the matrix by it. They know only one
-    weight. So several terms are multiplied by their weights here, before they are added up.
-    """
+def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> SharedTensor:
+    """Returns the matrix R that the kernels read: the terms that are the same for all sentences, added up."""
     if len(terms) > 1:
+        # Each term is multiplied by its weight here, because the kernels can multiply R by one weight only.
         return add_up(terms, heads, length)
+    # The kernels multiply R by the weight of a single term, so that R is the term without its weight.
     (term,) = terms
     if isinstance(term, Bias):  # a matrix, as in random
-        return read_whole(term.bias, heads)
+        return find_or_copy(term.bias, heads)
     if isinstance(term, Diagonals):  # a value for each distance
         return read_distances(term.values, heads, length)
     return multiply_parameters(term, heads, length)  # R1 R2^T, as in factorized random
 
 
-def add_up(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> Whole:
-    """Returns the sum of terms, each multiplied by its weight, as a matrix (H, length, length)."""
-    return read_whole(Logits(terms).total(length), heads)
+def add_up(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> SharedTensor:
+    """Returns the sum of terms, each multiplied by its weight if it has one, as a matrix (H, length, length)."""
+    return find_or_copy(Logits(terms).total(length), heads)
 
 
-def multiply_parameters(term: Product, heads: int, length: int) -> Whole:
+def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
     """Returns the matrix ``scale * R1 R2^T``, (H, rows, columns), without the weight of the term.
 
     R1 and R2 are usually the first rows of parameters, for example 10 of 256 rows for a sentence of 10 tokens. The
     matrix is computed in one of two ways:
 
-    - All rows are multiplied, which gives a matrix (H, 256, 256). The kernels read its first 10 rows and columns. This
-      is faster, because neither the parameters nor their gradients are sliced.
-    - Only 10 rows are multiplied, which gives a matrix (H, 10, 10). This is for parameters of very many rows, and for
-      products that are more than one `torch.bmm`.
+    - All 256 rows are multiplied, which gives a matrix (H, 256, 256). The kernels read its first 10 rows and columns.
+      This is faster, because neither the parameters nor their gradients are sliced.
+    - Only the 10 rows are multiplied, which gives a matrix (H, 10, 10). This is for parameters of very many rows, and
+      for products that are more than one `torch.bmm`.
 
     Args:
         term: The product of R1 (the query) and R2 (the key), (1, H or 1, length, k) each.
         heads: H.
         length: T.
     """
-    parameter_1 = read_whole(term.query, heads)
-    parameter_2 = read_whole(term.key, heads)
-    has_many_rows = max(parameter_1.rows, parameter_2.rows) > MAX_ROWS_UNSLICED
-    have_3_dimensions = parameter_1.tensor.dim() == 3 and parameter_2.tensor.dim() == 3
-    is_one_bmm = have_3_dimensions and term.scale == 1.0
-    if has_many_rows or not is_one_bmm:
-        term_without_weight = term._replace(weight=None)
-        return add_up([term_without_weight], heads, length)
-    matrix = torch.bmm(parameter_1.tensor, parameter_2.tensor.transpose(1, 2))
-    return Whole(matrix, rows=parameter_1.rows, columns=parameter_2.rows)
+    factor_1 = find_rows_or_copy(term.query, heads)  # R1, and perhaps more rows behind its own
+    factor_2 = find_rows_or_copy(term.key, heads)
+    has_few_rows = max(factor_1.rows, factor_2.rows) <= MAX_ROWS_UNSLICED
+    is_one_bmm = factor_1.tensor.dim() == 3 and factor_2.tensor.dim() == 3 and term.scale == 1.0
+    if has_few_rows and is_one_bmm:
+        matrix = torch.bmm(factor_1.tensor, factor_2.tensor.transpose(1, 2))
+        return SharedTensor(matrix, rows=factor_1.rows, columns=factor_2.rows)
+    term_without_weight = term._replace(weight=None)
+    return add_up([term_without_weight], heads, length)
 
 
 # ---- views of larger tensors
@@ -363,27 +360,23 @@ def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
     """Returns whether the kernels may read the tensor `base` in place of tensors that may be views of it.
 
     The kernels then give a gradient to `base`, but none to the views. This is right for a view such as ``base[:, :5]``,
-    whose gradient autograd adds to the gradient of `base`. It is wrong for other views:
-
-    - ``base.view(torch.int16)`` has other numbers than `base`.
-    - ``base.detach()`` gives no gradient to `base`.
-    - ``base.detach().requires_grad_()`` gets a gradient of its own. It is a leaf: no operation of autograd made it.
-    - A view with a hook, or after ``view.retain_grad()``, needs its gradient for something else, too.
+    whose gradient autograd adds to the gradient of `base`. It is wrong for other views, which are refused one by one.
     """
     if not base.is_contiguous():
-        return False
+        return False  # the kernels compute addresses from sizes, and know no strides
     dtype = base.dtype
     requires_grad = base.requires_grad
     for view in views:
-        if view._base is not base or view.dtype != dtype:
+        if view._base is not base:
             return False
+        if view.dtype != dtype:
+            return False  # ``base.view(torch.int16)`` has other numbers than `base`
         if view.requires_grad != requires_grad:
-            return False
-        is_detached = requires_grad and view.is_leaf
-        if is_detached:
-            return False
+            return False  # ``base.detach()`` gives no gradient to `base`
+        if requires_grad and view.is_leaf:
+            return False  # ``base.detach().requires_grad_()`` has a gradient of its own: no operation made it of `base`
         if view._backward_hooks or view.retains_grad:
-            return False
+            return False  # a hook, or ``view.retain_grad()``, asks for the gradient of the view itself
     return True
 
 
@@ -401,6 +394,12 @@ def pack(parts: list[Tensor]) -> Tensor:
     projection = value._base  # torch's name for the tensor that the values are a view of; None if they are no view
     if projection is not None and are_side_by_side(parts, projection):
         return projection
+    return copy_side_by_side(parts)
+
+
+def copy_side_by_side(parts: list[Tensor]) -> Tensor:
+    """Returns what `pack` returns, with the parts copied into a new tensor. Values alone may lie as they should."""
+    value = parts[-1]
     bsz, heads, _, _ = value.size()
     parts_by_token = []
     for part in parts:
@@ -420,29 +419,30 @@ def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
 
         query 0 | query 1 | key 0 | key 1 | value 0 | value 1
 
-    The queries begin at 0, the keys at 8 and the values at 16. The stride of a dimension is the number of places from
-    one of its elements to the next. `base` has the tokens of all sentences in the order
+    The queries begin at place 0, the keys at 8 and the values at 16. `base` has the tokens of all sentences in the
+    order
 
         token 0 of sentence 0 | token 0 of sentence 1 | ... | token 1 of sentence 0 | ...
 
     With 3 sentences, the next sentence is 24 places away, the next head 4 places, the next token of the same sentence
-    3 * 24 = 72 places, and the next feature 1 place. So the strides of each part are (24, 4, 72, 1).
+    3 * 24 = 72 places, and the next feature 1 place. These distances are the strides of each part, (24, 4, 72, 1).
     """
-    value = parts[-1]  # the last part has all sentences and heads; the others may have one that stands for all
-    bsz, heads, length, _ = value.size()
-    num_features = base.numel() // (length * bsz)
-    sentence_stride = num_features
-    token_stride = bsz * num_features
+    value = parts[-1]
+    bsz, heads, length, _ = value.size()  # 3 and 2 in the example
+    features = base.numel() // (length * bsz)  # 24
     begin_of_base = base.storage_offset()
-    expected_begin = 0
+    expected_begin = 0  # 0 for the queries, 8 for the keys, 16 for the values
     for part in parts:
-        head_stride = part.size(3)  # d
-        begin = part.storage_offset() - begin_of_base
-        if begin != expected_begin or part.stride() != (sentence_stride, head_stride, token_stride, 1):
+        part_bsz, part_heads, _, width = part.size()  # the width is 4
+        if part_bsz != bsz or part_heads != heads:
+            return False  # all sentences or heads share the part, and it has to be repeated for each of them
+        if part.storage_offset() - begin_of_base != expected_begin:
             return False
-        expected_begin += heads * head_stride
-    all_features_are_used = expected_begin == num_features
-    return all_features_are_used and can_replace_views(base, parts)
+        if part.stride() != (features, width, bsz * features, 1):
+            return False
+        expected_begin += heads * width
+    has_no_other_features = expected_begin == features
+    return has_no_other_features and can_replace_views(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -475,21 +475,47 @@ def repeat_left_factor(outer: Outer, length: int) -> Outer:
     return outer._replace(factors=torch.cat([repeated_left, right], dim=3), left_size=needed_left_size)
 
 
-def read_whole(x: Tensor, heads: int) -> Whole:
+def find_or_copy(x: Tensor, heads: int) -> SharedTensor:
     """Returns a tensor in which the kernels find x as the first rows and columns of each head.
 
-    - Usually x is a part of a parameter, such as the first 5 rows of a parameter (H, 256, k), as a view (1, H, 5, k).
-      Then the whole parameter is returned. Nothing is copied, and the kernels compute the gradient of the parameter. A
-      parameter (H, columns) has a single row for each head.
-    - In all other cases, a copy of x is returned.
+    Usually x is a part of a parameter. Then this is the parameter: nothing is copied, and the kernels compute the
+    gradient of the parameter. In all other cases, it is a copy of x.
 
     Args:
         x: (1, H, n, m), or (1, 1, n, m) if all heads share it. Then the copy has it H times.
         heads: H.
     """
-    parameter = x._base  # torch's name for the tensor that x is a view of; None if x is no view
+    parameter = find_parameter(x, heads)
     if parameter is None:
-        return copy_whole(x, heads)
+        return copy_by_head(x, heads)
+    return parameter
+
+
+def find_rows_or_copy(x: Tensor, heads: int) -> SharedTensor:
+    """Returns what `find_or_copy` returns, but with the columns of x and no others. It may have more rows than x.
+
+    This is for the factors of a product. Columns behind those of x would be multiplied, too.
+    """
+    found = find_or_copy(x, heads)
+    has_more_columns = found.columns > x.size(3)
+    if has_more_columns:
+        return copy_by_head(x, heads)
+    return found
+
+
+def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
+    """Returns the parameter of which x is the first rows and columns of each head; None if there is no such parameter.
+
+    For example, x is the first 5 rows of a parameter (H, 256, k), as a view (1, H, 5, k). A parameter (H, columns) has
+    a single row for each head.
+
+    Args:
+        x: (1, H or 1, n, m).
+        heads: H.
+    """
+    parameter = x._base  # torch's name for the tensor that x is a view of
+    if parameter is None:
+        return None  # x is no view
     sizes = parameter.size()
     if len(sizes) == 3:
         num_heads, rows, columns = sizes
@@ -497,11 +523,14 @@ def read_whole(x: Tensor, heads: int) -> Whole:
         num_heads, columns = sizes
         rows = 1
     else:
-        return copy_whole(x, heads)
-    have_all_heads = x.size(1) == heads and num_heads == heads
-    if have_all_heads and is_beginning(x, parameter, rows, columns) and can_replace_views(parameter, [x]):
-        return Whole(parameter, rows, columns)
-    return copy_whole(x, heads)
+        return None
+    if num_heads != heads or x.size(1) != heads:
+        return None  # all heads share x, or it is a part of the heads
+    if not is_beginning(x, parameter, rows, columns):
+        return None
+    if not can_replace_views(parameter, [x]):
+        return None  # the numbers are others than in memory, or x has a gradient of its own
+    return SharedTensor(parameter, rows, columns)
 
 
 def is_beginning(x: Tensor, base: Tensor, rows: int, columns: int) -> bool:
@@ -516,43 +545,61 @@ def is_beginning(x: Tensor, base: Tensor, rows: int, columns: int) -> bool:
     return row_stride == columns or num_rows == 1
 
 
-def copy_whole(x: Tensor, heads: int) -> Whole:
+def copy_by_head(x: Tensor, heads: int) -> SharedTensor:
     """Returns x (1, H or 1, n, m) as a contiguous tensor (H, n, m); x itself, without a copy, if it lies like that."""
     by_head = x[0].expand(heads, -1, -1).contiguous()
-    return Whole(by_head, rows=x.size(2), columns=x.size(3))
+    return SharedTensor(by_head, rows=x.size(2), columns=x.size(3))
 
 
-def read_distances(values: Tensor, heads: int, length: int) -> Whole:
+def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
     """Returns values by distance, in the middle of which the kernels find those that a sentence needs.
 
-    A sentence of T tokens needs the distances from -(T - 1) to T - 1. A parameter (H, 2 m + 1) has a value for each
-    distance from -m to m. With m = 3 and T = 2, the sentence needs the three values in brackets:
-
-        -3 -2 [-1 0 1] 2 3
-
-    They begin 2 places after the parameter, and the same 3 values of the next head follow 7 places later. If `values`
-    lie like that in a parameter, the whole parameter is returned, and nothing is copied. If not, a copy of `values` is
-    returned, which are the middle of themselves.
+    Usually the values are the middle of a parameter. Then it is returned, and nothing is copied. In all other cases, a
+    copy of the values is returned, which has nothing but this middle.
 
     Args:
-        values: The values of the sentence, (1, H or 1, 1, 2 T - 1).
+        values: A value for each distance from -(T - 1) to T - 1, (1, H or 1, 1, 2 T - 1).
         heads: H.
         length: T.
     """
     parameter = values._base  # torch's name for the tensor that they are a view of; None if they are no view
-    if parameter is not None and parameter.dim() == 2:
-        num_heads, num_distances = parameter.size()
-        largest_distance = num_distances // 2  # m
-        # Where the values are in memory: how many places after the parameter, and how many places from head to head.
-        begin = values.storage_offset() - parameter.storage_offset()
-        _, head_stride, _, distance_stride = values.stride()
-        have_all_heads = num_heads == heads and values.size(1) == heads
-        are_middle_of_first_head = begin == largest_distance - (length - 1) and distance_stride == 1
-        are_middle = have_all_heads and are_middle_of_first_head and head_stride == num_distances
-        if are_middle and can_replace_views(parameter, [values]):
-            return Whole(parameter, rows=1, columns=num_distances, is_by_distance=True)
-    values_by_head = values[0, :, 0].expand(heads, -1).contiguous()  # (H, 2 T - 1)
-    return Whole(values_by_head, rows=1, columns=values_by_head.size(1), is_by_distance=True)
+    if parameter is not None and are_middle(values, parameter, heads, length):
+        return SharedTensor(parameter, rows=1, columns=parameter.size(1), is_by_distance=True)
+    values_by_head = values[0, :, 0]  # (H or 1, 2 T - 1): all sentences and rows share them
+    copied_values = values_by_head.expand(heads, -1).contiguous()  # (H, 2 T - 1)
+    return SharedTensor(copied_values, rows=1, columns=copied_values.size(1), is_by_distance=True)
+
+
+def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bool:
+    """Returns whether values by distance are the middle of each head of a parameter, which can then be read instead.
+
+    A parameter (H, 2 m + 1) has a value for each distance from -m to m. With m = 3, it lies in memory like this:
+
+        distance          -3 -2  -1  0  1    2  3
+        places of head 0   0  1 [ 2  3  4]   5  6
+        places of head 1   7  8 [ 9 10 11]  12 13
+
+    A sentence of T = 2 tokens needs the values in brackets, for the distances from -1 to 1. They begin at place 2, and
+    the same values of the next head are 7 places away.
+
+    Args:
+        values: The values that a sentence needs, (1, H or 1, 1, 2 T - 1).
+        parameter: Any tensor. Only one with two dimensions can be such a parameter.
+        heads: H.
+        length: T.
+    """
+    if parameter.dim() != 2:
+        return False
+    num_heads, num_distances = parameter.size()  # 7 distances in the example
+    if num_heads != heads or values.size(1) != heads:
+        return False  # all heads share the values, or they are of a part of the heads
+    m = num_distances // 2  # 3
+    expected_begin = m - (length - 1)  # 3 - 1 = 2: distance -1 is one place before the middle, which is place 3
+    begin = values.storage_offset() - parameter.storage_offset()
+    _, head_stride, _, distance_stride = values.stride()  # how far it is to the next head, and to the next distance
+    if begin != expected_begin or head_stride != num_distances or distance_stride != 1:
+        return False
+    return can_replace_views(parameter, [values])
 
 
 # ---- the weights of a mixture
@@ -581,22 +628,22 @@ def read_weights(summands: Summands, heads: int) -> Weights:
 
 
 def find_weights(summands: Summands) -> dict[str, Tensor]:
-    """Returns {summand: its weight, (1, H, 1, 1)} for the summands that consist of one term with a weight."""
+    """Returns {summand: its weight, (1, H, 1, 1)} for the summands that the kernels have to multiply by a weight."""
+    # Each summand has one term or none, except `matrix`.
     terms_by_summand: dict[str, Sequence[Term]] = {
         "product": summands.product,
         "dense": summands.dense,
         "outer": summands.outer,
         "bias_row": summands.bias_row,
-        "matrix": summands.matrix,
     }
+    # If `matrix` has several terms, `read_matrix` multiplies each of them by its weight, and the sum has none.
+    if len(summands.matrix) == 1:
+        terms_by_summand["matrix"] = summands.matrix
     weights: dict[str, Tensor] = {}
     for summand, terms in terms_by_summand.items():
-        # Most summands have one term or none. Only `matrix` may have several, and `read_matrix` multiplies each of them
-        # by its weight, so that the sum has none.
-        if len(terms) == 1:
-            weight = terms[0].weight
-            if weight is not None:
-                weights[summand] = weight
+        for term in terms:
+            if term.weight is not None:
+                weights[summand] = term.weight
     return weights
 
 
@@ -611,20 +658,22 @@ def find_tensor_of_weights(weights_by_summand: dict[str, Tensor], heads: int) ->
         heads: H.
     """
     weights = list(weights_by_summand.values())
-    tensor = weights[0]._base  # torch's name for the tensor that a weight is a view of; None if it is no view
-    if tensor is None or tensor.dim() != 2 or tensor.size(1) != heads:
-        return None
+    tensor = weights[0]._base  # torch's name for the tensor that a weight is a view of
+    if tensor is None:
+        return None  # the first weight is no view
+    if tensor.dim() != 2 or tensor.size(1) != heads:
+        return None  # its rows have another size than a weight
     if not can_replace_views(tensor, weights):
-        return None  # some weight is a view of another tensor, or has a gradient of its own
+        return None  # some weight is a view of another tensor or has a gradient of its own, or rows are not contiguous
     begin_of_tensor = tensor.storage_offset()
     row_numbers: dict[str, int] = {}
     for summand, weight in weights_by_summand.items():
-        begin = weight.storage_offset() - begin_of_tensor
-        begins_a_row = begin % heads == 0
-        lies_side_by_side = weight.stride(1) == 1
-        if not begins_a_row or not lies_side_by_side:
-            return None
-        row_numbers[summand] = begin // heads
+        if weight.stride(1) != 1:
+            return None  # the numbers do not lie side by side, as in a column
+        begin = weight.storage_offset() - begin_of_tensor  # 8 in the example
+        if begin % heads != 0:
+            return None  # the weight begins in the middle of a row
+        row_numbers[summand] = begin // heads  # 8 / 4 = 2
     # A summand without a weight is not in `row_numbers`. Its row is -1.
     return Weights(tensor, WeightRows(**row_numbers), num_rows=tensor.size(0))
 
@@ -632,7 +681,7 @@ def find_tensor_of_weights(weights_by_summand: dict[str, Tensor], heads: int) ->
 # ---- addresses
 
 
-def align_memory(tensors: list[Any]) -> list[Any]:
+def align_memory(tensors: Sequence[Any]) -> Sequence[Any]:
     """Returns tensors whose memory begins at multiples of 16 bytes, as kernels are compiled to expect.
 
     A tensor that begins elsewhere is replaced by a copy. None stays None.
