@@ -405,8 +405,8 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        The scale of the output is its norm. A gradient is computed from differences and sums, which may be smaller than
-        their errors suggest: ``1.01 - 1.00`` has the rounding errors of numbers near 1, not of numbers near 0.01. So
+        The scale of the output is its norm. A gradient is computed by subtractions and additions, whose results have
+        the errors of the numbers that go in: ``1.01 - 1.00`` is 0.01, with the rounding errors of numbers near 1. So
         the scale of a gradient is the largest of up to three norms:
 
         1. The norm of the gradient.
