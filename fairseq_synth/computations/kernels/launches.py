@@ -850,12 +850,19 @@ class Tile(NamedTuple):
 
     @staticmethod
     def for_whole_sentence(layout: Layout, is_forward: bool) -> "Tile":
-        """Returns the tile of all rows and columns of a short sentence, for the kernel of one of the passes."""
+        """Returns the tile of all rows and columns of a short sentence, for the kernel of one of the passes.
+
+        Its rows and columns are a power of two, which holds the sentence. The numbers of warps are the fastest that
+        were measured.
+        """
         size = power_of_2(layout.length)
-        widest = max(layout.value_width, layout.query_width, layout.dense_width)
-        if size > 32 or widest > 64:
+        width = max(layout.value_width, layout.query_width, layout.dense_width)
+        is_large = size > 32 or width > 64
+        has_several_summands = len(layout.summands_with_tiles()) > 1
+        has_outer_product = layout.right_width > 0
+        if is_large:
             warps = 4
-        elif is_forward and (len(layout.summands_with_tiles()) > 1 or layout.right_width > 0):
+        elif is_forward and (has_several_summands or has_outer_product):
             warps = 1
         else:
             warps = 2

@@ -290,12 +290,19 @@ def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
 
 
 def read_outer_product(outers: list[Outer], value: Tensor) -> OuterProduct:
-    """Returns the factors of an outer product, which are enough for all columns."""
+    """Returns the factors of the summand ``outer``, as the kernels read them.
+
+    Args:
+        outers: A single outer product.
+        value: (B, H, T, d_h).
+    """
     (outer,) = outers
     bsz, heads, length, _ = value.size()
-    outer = repeat_left_factor(outer, length)
-    right_width = outer.factors.size(3) - outer.left_size
-    return OuterProduct(order_by_head(outer.factors, bsz, heads, value.dtype), outer.left_size, right_width)
+    long_enough = repeat_left_factor(outer, length)  # for T columns
+    factors = long_enough.factors  # (B or 1, H or 1, T, left + right features)
+    left_width = long_enough.left_size
+    right_width = factors.size(3) - left_width
+    return OuterProduct(order_by_head(factors, bsz, heads, value.dtype), left_width, right_width)
 
 
 def read_bias_row(biases: list[Bias], heads: int) -> SharedTensor:
@@ -463,7 +470,8 @@ def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
     end_of_last_part = expected_begin  # 24
     if end_of_last_part != features:
         return False  # `base` has other features behind the parts
-    return can_replace_views(base, parts)  # the parts are views of `base` that have no gradients of their own
+    # The kernels will give a gradient to `base`, but none to the parts. This is not right for every view.
+    return can_replace_views(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -623,7 +631,8 @@ def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bo
     _, head_stride, _, distance_stride = values.stride()  # how far it is to the next head, and to the next distance
     if begin != expected_begin or head_stride != num_distances or distance_stride != 1:
         return False  # the values lie elsewhere
-    return can_replace_views(parameter, [values])  # without this, their gradient might not be a part of the parameter's
+    # The kernels will give a gradient to the parameter, but none to the values. This is not right for every view.
+    return can_replace_views(parameter, [values])
 
 
 # ---- the weights of a mixture
