@@ -39,7 +39,7 @@ from .arguments import (
 )
 from .check import compare
 from .launches import Kind, Launch, Plan, find_plan
-from .tensors import Call, Summands, align_memory, prepare_call, sort_terms
+from .tensors import Call, Summands, align_memory, copy_unless_aligned, prepare_call, sort_terms
 
 logger = logging.getLogger(__name__)
 
@@ -181,14 +181,12 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `computations`. Rows of padding behind a sentence are 0.
 
-    If the kernels turn out to be wrong in the first call of a kind, the result is that of `plain`.
+    If the kernels turn out to be wrong when they are used for the first time, the result is that of `plain`.
     """
-    # `refuses` has sorted the terms already. To sort them again is faster than to keep them until now.
-    summands = sort_terms(logits, value)
-    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
-    plan = find_plan(call.layout)
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
+    plan = find_plan(call.layout)  # which kernels to launch: all calls of the same sizes and types share a plan
     if not plan.is_loaded:
-        # The kernels are compiled, and compared with the definition if no call of this kind has been compared yet.
+        # The first call of a plan. `load` compiles the kernels and checks them; if they are right, `is_loaded` is set.
         are_usable = load(plan, call)
         if not are_usable:
             return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
@@ -205,17 +203,18 @@ def attend_without_dropping(
 ) -> Tensor:
     """Returns the result (T B, C) of the kernels that `compute` would launch, but without dropping a weight.
 
-    This result can be compared with the definition's. Kernels with dropout are compiled once for all probabilities,
-    which they are given as a number. Here they are given 0, and keep every weight.
+    This result can be compared with the definition's. Each kernel is compiled in two versions. `compute` launches
+
+    - without dropout, the version that drops nothing.
+    - with dropout, the version that reads a probability and a seed. Here it reads the probability 0 and any seed.
     """
-    summands = sort_terms(logits, value)
-    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout, summands)
-    plan = find_plan(call.layout.with_probability_0())
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
+    has_dropout = dropout > 0
+    plan = find_plan(call.layout.with_probability_0())  # of the same version, as the layout says which one it is
     compile_kernels(plan, call.tensors)
     seed = None
-    if dropout > 0:
-        # These are kernels with dropout, which read a seed. With a probability of 0, it has no effect. It is not drawn,
-        # because that would change the random numbers of the training.
+    if has_dropout:
+        # This version needs a seed, but it has no effect. A random one would change the random numbers of the training.
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
     out: Tensor = KernelAttention.apply(plan, seed, *call.tensors)
     return out
@@ -304,26 +303,39 @@ def compile_kernels(plan: Plan, call_tensors: CallTensors) -> None:
 def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
     """Returns a tensor of the right type for each tensor that the launches of a plan use.
 
-    A kernel is compiled for the types of its tensors. Their sizes and values do not matter. So nothing large is
-    allocated to compile a kernel: for a tensor that does not exist yet, a small tensor or another one of its type
-    stands in. A tensor that the plan has no use for is None, as it is when the kernels are called.
+    A kernel is compiled for the types of its tensors. Their sizes and values do not matter, so that nothing large is
+    allocated for it. In the place of each tensor stands one of the same type:
+
+    =========================================  ================================================
+    tensor                                     what stands in its place
+    =========================================  ================================================
+    tensors of the call                        they themselves
+    the seed, with dropout                     an integer
+    the output and its gradient                the values of the call
+    ``lse`` (see `PassTensors`)                a number in fp32
+    the gradient of a tensor, if it is wanted  the tensor
+    partial sums, as far as there are any      the number in fp32
+    =========================================  ================================================
+
+    All other tensors are None, as they are when the kernels are called.
     """
     layout = plan.layout
     values = call_tensors.packed  # it has the values, and perhaps queries and keys
-    seed = values.new_empty(1, dtype=torch.int64) if layout.has_dropout else None
-    kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
-    # The gradient of a tensor has the type of the tensor.
+    number = values.new_empty(1, dtype=torch.float32)
+    seed = None
+    if layout.has_dropout:
+        seed = values.new_empty(1, dtype=torch.int64)
     gradients: dict[str, Tensor] = {}
     for name in layout.wanted:
         gradients[name] = getattr(call_tensors, name)
-    # All partial sums, and the logarithms `lse` of the softmax's denominators, are in fp32.
-    number = values.new_empty(1, dtype=torch.float32)
-    partial_sums = dict.fromkeys(plan.launches.memory, number)
+    partial_sums: dict[str, Tensor] = {}
+    for name in plan.launches.memory:
+        partial_sums[name] = number
     return find_backward_tensors(
-        kernel_tensors,
-        out=values,  # the output and its gradient have the type of the values
-        lse=number,
+        find_kernel_tensors(call_tensors, seed, has_query=plan.has_query),
+        out=values,
         out_gradient=values,
+        lse=number,
         gradients=CallTensors(**gradients),
         partial_sums=PartialSums(**partial_sums),
     )
@@ -355,10 +367,12 @@ def allocate_sums(plan: Plan, out_gradient: Tensor) -> PartialSums:
     sizes = plan.launches.memory
     if not sizes:
         return PartialSums()
-    # A single allocation is divided. The kernels rely on sums that lie side by side (`launches.repeat_for_groups`).
+    # A single allocation is divided. The kernels rely on tensors that lie one behind the other, and would write into
+    # foreign memory if each had an allocation of its own (`launches.repeat_for_groups`).
     memory = out_gradient.new_empty(sum(sizes.values()), dtype=torch.float32)
     pieces = memory.split_with_sizes(list(sizes.values()))  # `split` would be much slower
-    return PartialSums(**dict(zip(sizes, pieces)))
+    piece_of_name = dict(zip(sizes, pieces))
+    return PartialSums(**piece_of_name)
 
 
 class KernelAttention(torch.autograd.Function):
@@ -380,22 +394,20 @@ class KernelAttention(torch.autograd.Function):
         """
         layout = plan.layout
         call_tensors = CallTensors(*inputs)
-        # Memory for what the kernel writes: the output and, for long sentences, the logarithm of the softmax's
-        # denominator for each row (`lse`, short for log-sum-exp).
         out = call_tensors.packed.new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
-        lse = None
         if plan.is_long:
+            # The kernel also writes the logarithm of the softmax's denominator for each row: `lse`, log-sum-exp.
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
-        kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
-        # On a machine with several GPUs, the current one may be another than that of the tensors. Before the backward
-        # pass, torch makes the right one the current one.
-        with torch.cuda.device_of(out):
-            run(plan.launches.forward, PassTensors(kernel_tensors, out=out, lse=lse))
-        # For short sentences, `backward` computes the output again, so that its memory need not be kept.
-        saved_out = out if plan.is_long else None
+            ctx.save_for_backward(out, lse, seed, *inputs)
+        else:
+            # The backward pass computes short sentences again, so that the memory of the output need not be kept.
+            lse = None
+            ctx.save_for_backward(None, None, seed, *inputs)
         ctx.plan = plan
-        # `backward` unpacks them in this order.
-        ctx.save_for_backward(saved_out, lse, seed, *inputs)
+        kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
+        # torch makes the GPU of the tensors the current one before the backward pass, but not before this pass.
+        with torch.cuda.device_of(out):
+            run(plan.launches.forward, PassTensors(kernel_tensors, out=out, lse=lse))  # writes `out` and `lse`
         return out
 
     @staticmethod
@@ -407,26 +419,50 @@ class KernelAttention(torch.autograd.Function):
             ctx: Autograd's record of the call, with the tensors that `forward` has saved.
             out_gradient: The gradient of the output, (T B, C).
         """
-        plan: Plan = ctx.plan
         # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
-        aligned_tensors = align_memory([out_gradient.contiguous(), *ctx.saved_tensors])
-        # `forward` has saved all but the first one in this order.
-        out_gradient, out, lse, seed, *inputs = aligned_tensors
-        call_tensors = CallTensors(*inputs)
-        kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
-        # The kernels write into this memory.
-        gradients = allocate_gradients(plan, call_tensors)
-        partial_sums = allocate_sums(plan, out_gradient)
-        # All these tensors, by the names of the kernels' arguments.
-        pass_tensors = find_backward_tensors(
-            kernel_tensors,
+        out, lse, seed, *inputs = align_memory(ctx.saved_tensors)  # in the order in which `forward` has saved them
+        gradients = compute_gradients(
+            ctx.plan,
+            CallTensors(*inputs),
+            seed=seed,
             out=out,
             lse=lse,
-            out_gradient=out_gradient,
-            gradients=gradients,
-            partial_sums=partial_sums,
+            out_gradient=copy_unless_aligned(out_gradient.contiguous()),
         )
-        for launch in plan.launches.backward:
-            run(launch, pass_tensors)
-        # None for `plan` and `seed`. The fields of `gradients`, a `CallTensors`, have the order of `inputs`.
-        return (None, None, *gradients)
+        # One gradient for each argument of `forward`. The inputs were the fields of a `CallTensors`, as these are.
+        gradient_of_plan = None
+        gradient_of_seed = None
+        return (gradient_of_plan, gradient_of_seed, *gradients)
+
+
+def compute_gradients(
+    plan: Plan,
+    call_tensors: CallTensors,
+    seed: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor | None,
+    out_gradient: Tensor,
+) -> CallTensors:
+    """Launches the kernels of a backward pass, and returns the gradient of each tensor of the call that needs one.
+
+    Args:
+        plan: The launches.
+        call_tensors: The tensors of the call.
+        seed: The seed of the dropped weights, or None without dropout.
+        out, lse: What the forward pass has written; None for short sentences, for which it is not read.
+        out_gradient: The gradient of the output, (T B, C), contiguous.
+    """
+    # The kernels write into these two. Kernels that are launched later also read the partial sums.
+    gradients = allocate_gradients(plan, call_tensors)
+    partial_sums = allocate_sums(plan, out_gradient)
+    pass_tensors = find_backward_tensors(
+        find_kernel_tensors(call_tensors, seed, has_query=plan.has_query),
+        out=out,
+        lse=lse,
+        out_gradient=out_gradient,
+        gradients=gradients,
+        partial_sums=partial_sums,
+    )
+    for launch in plan.launches.backward:
+        run(launch, pass_tensors)
+    return gradients

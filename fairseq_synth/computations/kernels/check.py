@@ -23,6 +23,7 @@ alone would give in the place of dS, if that is larger. The gradient of a weight
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -83,20 +84,20 @@ class Copies:
         self.leaves: dict[int, Leaf] = {}
 
     def copy(self, role: str, x: Tensor) -> Tensor:
-        """Returns a copy of x, which is a leaf, or the same view of a leaf as x is of its base.
+        """Returns a copy of x. If x is a view of another tensor, the other tensor is copied, and a view of it returned.
 
-        For example, queries and keys may be the first and the second half of one projection. Then the copy of the
-        queries is the first half of a copy of this projection, and the copy of the keys is its second half.
+        For example, queries and keys are the first and the second half of one projection. Then the projection is copied
+        once. The copy of the queries is the first half of this copy, and the copy of the keys is its second half.
 
         Args:
-            role: The role of x in the call, for example ``query``. It is noted for the name of the leaf.
+            role: The role of x in the call, for example ``query``. It becomes a part of the name of what is copied.
             x: A tensor of the call.
         """
         base = x._base  # torch's name for the tensor that x is a view of; None if x is no view
         if base is None or not can_copy_base(x, base):
             return self.find_or_make_leaf(role, x)
-        leaf = self.find_or_make_leaf(role, base)
-        return take_same_view(x, base, leaf)
+        copy_of_base = self.find_or_make_leaf(role, base)  # made for the first view of this base, found for the others
+        return take_same_view(x, base, copy_of_base)
 
     def find_or_make_leaf(self, role: str, original: Tensor) -> Tensor:
         """Returns the copy of a tensor that is a leaf. It is made the first time. The role is added to its roles."""
@@ -160,18 +161,16 @@ class CopiedCall(NamedTuple):
         """Returns the leaves that need gradients, by their names."""
         return {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
 
-    def leaf_of_weight(self, term: Term) -> str | None:
-        """Returns the name of the leaf with the weight of a term, or None if the term has no weight.
+    def name_of_leaf(self, copy: Tensor) -> str:
+        """Returns the name of the leaf that a copy is a view of, or the name of the copy if it is a leaf itself.
 
         Args:
-            term: One of `terms`, or some sentences of it, which have the same weight.
+            copy: One of the copied tensors.
         """
-        weight = term.weight
-        if weight is None:
-            return None
-        leaf_with_weight = weight if weight._base is None else weight._base
-        (name,) = [name for name, leaf in self.leaves.items() if leaf is leaf_with_weight]
-        return name
+        base = copy._base  # torch's name for the tensor that it is a view of; None if it is no view
+        leaf = copy if base is None else base
+        name_of_id = {id(any_leaf): name for name, any_leaf in self.leaves.items()}
+        return name_of_id[id(leaf)]
 
 
 def copy_call(call: Call, dtype: torch.dtype | None = None, all_need_gradients: bool = False) -> CopiedCall:
@@ -197,15 +196,21 @@ def compare(call: Call, compute: Compute) -> Comparison:
         call: The call.
         compute: Computes a call by the kernels, (T B, C), without dropout.
     """
-    # A training may have hooks on saved tensors, which count or move them, as activation checkpointing does. They must
-    # not see the comparison. So hooks that do nothing take their place for all of it.
-    with torch.autograd.graph.saved_tensors_hooks(return_as_it_is, return_as_it_is):
-        sentences = choose_sentences(call)
-        output_gradient = choose_output_gradient(call, sentences)
+    # The definition computes a weight for each pair of tokens. For a large batch, only some sentences fit into memory.
+    sentences = choose_sentences(call)
+    output_gradient = choose_output_gradient(call, sentences)
+    with without_hooks_on_saved_tensors():
         results = compute_by_kernels(call, compute, sentences, output_gradient)
-        # The kernels are called as in training, under its autocast. The definition has to be computed in fp32.
-        with torch.autocast(call.value.device.type, enabled=False):
-            return compare_with_definition(call, results, sentences, output_gradient.float())
+        return compare_with_definition(call, results, sentences, output_gradient)
+
+
+def without_hooks_on_saved_tensors() -> AbstractContextManager[None]:
+    """Returns a context in which hooks on saved tensors are not called.
+
+    A training may have such hooks. Activation checkpointing, for example, counts the saved tensors, and would fail if
+    it counted those of a comparison. Here hooks that do nothing take their place.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(return_as_it_is, return_as_it_is)
 
 
 def compare_with_definition(call: Call, results: Results, sentences: Tensor, output_gradient: Tensor) -> Comparison:
@@ -215,15 +220,18 @@ def compare_with_definition(call: Call, results: Results, sentences: Tensor, out
         call: The call.
         results: The kernels' results.
         sentences: The numbers of the sentences that the results are of.
-        output_gradient: The gradient of the output, (T, sentences, C), in fp32.
+        output_gradient: The gradient of the output, (T, sentences, C).
     """
-    definition = Definition(call, sentences)
-    expected = definition.compute(output_gradient)
-    if not are_finite(expected):
-        return Comparison(is_finite=False, difference="")  # a loss that overflows says nothing about the kernels
-    # The error of each result is divided by its scale. It may then be as large as the tolerance.
-    scales = definition.scales(expected, output_gradient)
-    tolerance = definition.tolerance(call.value.dtype)
+    # The definition is computed in fp32: autocast, which a training may have switched on, would take half precision.
+    with torch.autocast(call.value.device.type, enabled=False):
+        gradient_in_fp32 = output_gradient.float()
+        definition = Definition(call, sentences)
+        expected = definition.compute(gradient_in_fp32)
+        if not are_finite(expected):
+            return Comparison(is_finite=False, difference="")  # a loss that overflows says nothing about the kernels
+        # The error of each result is divided by its scale. It may then be as large as the tolerance.
+        scales = definition.scales(expected, gradient_in_fp32)
+        tolerance = definition.tolerance(call.value.dtype)
     differences = describe_differences(results, expected, scales, tolerance)
     if not differences:
         return Comparison(is_finite=True, difference="")
@@ -352,22 +360,23 @@ class Definition:
     def __init__(self, call: Call, sentences: Tensor) -> None:
         """Copies the tensors of a call in fp32, takes some of the sentences, and computes their logits.
 
-        Autograd records how the sentences are taken. So the gradients of the results are those of the whole copies,
-        like the gradients of the kernels, and 0 in all other sentences.
-
         Args:
             call: The call.
             sentences: The numbers of the sentences, (n,).
         """
         self.call = call
         self.sentences = sentences
+        # All sentences are copied. So the gradients have the sizes of the kernels' gradients, with which they are
+        # compared. They are 0 in the sentences that are not taken below.
         self.copies = copy_call(call, torch.float32, all_need_gradients=True)
         self.leaves = self.copies.leaves_with_gradients()
+        # Only the sentences to compare are computed. Autograd records how they are taken from the copies.
         self.value = self.take_sentences(self.copies.value)
+        self.terms = [self.take_sentences_of_term(term) for term in self.copies.terms]
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = self.take_sentences(call.key_padding_mask)
-        self.terms = [self.take_sentences_of_term(term) for term in self.copies.terms]
+        # The sum of the terms in two forms: not added up yet, and as one tensor S.
         self.logits = Logits(self.terms)
         self.scores = self.logits.total(call.layout.length)
 
@@ -396,14 +405,16 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        The scale of the output is its norm. The scale of a gradient is the largest of up to three norms:
+        The scale of the output is its norm. A gradient is computed by subtractions and additions, whose results have
+        the errors of the numbers that go in: ``1.01 - 1.00`` is 0.01, with the rounding errors of numbers near 1. So
+        the scale of a gradient is the largest of up to three norms:
 
-        1. Its own norm.
-        2. The gradient of the logits is a difference, ``dS = G - P rowsum(G)``, in which P are the attention weights.
-           If it is 0.01, for example, as the difference of two numbers near 1, its error is that of the numbers near 1.
-           So the second norm is the one that the gradient would have without the subtraction, with G in place of dS.
-        3. The gradient of a weight of a mixture is a sum, which may be nearly 0 even if its terms are large. So the
-           third norm is that of the terms.
+        1. The norm of the gradient.
+        2. The norm that it would have before a subtraction. The gradient of the logits is ``dS = G - P rowsum(G)``, in
+           which P are the attention weights. All gradients but that of the values are computed from it. The norm is
+           the one that they would have if dS were G.
+        3. The norm of the numbers before an addition, for a weight of a mixture: its gradient is the sum of many
+           numbers, which may be large even if they add up to nearly 0.
 
         Args:
             results: The definition's results.
@@ -411,12 +422,12 @@ class Definition:
         """
         weighted_gradient = self.compute_weighted_gradient(output_gradient)  # G
         norms_without_subtraction = self.norms_without_subtraction(weighted_gradient)
-        norms_of_terms = self.norms_before_addition(weighted_gradient)
+        norms_before_addition = self.norms_before_addition(weighted_gradient)
         scales = {"output": float(results.output.norm())}
         for name, gradient in results.gradients.items():
             norms = [float(gradient.norm()), norms_without_subtraction[name]]
-            if name in norms_of_terms:  # the gradient of weights
-                norms.append(norms_of_terms[name])
+            if name in norms_before_addition:  # the tensor has weights of a mixture
+                norms.append(norms_before_addition[name])
             scales[name_of_gradient(name)] = max(norms)
         return scales
 
@@ -457,25 +468,28 @@ class Definition:
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
     def norms_before_addition(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf with weights of terms: the norm of the numbers whose sum is its gradient}.
+        """Returns {name of a leaf: the norm of the numbers whose sum is its gradient}, for leaves with weights.
 
-        If ``w S_m`` is a term of the logits S, the gradient of its weight w is the sum of ``dS * S_m`` over all logits.
-        For example, 100 and -99 add up to 1, with errors of a sum of numbers near 100. dS is a difference itself, whose
-        error is that of G (`scales`). So the norm is that of ``G * S_m``, for all heads together.
+        The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``, in which each term has a weight. The gradient of w_1 is
+        the sum of ``dS * S_1`` over all logits of a head. The norm is that of ``G * S_1``, before they are added up, of
+        all heads together. It has G in place of dS for the reason that `scales` gives.
 
-        A leaf often has the weights of several terms. Its error is compared as a whole, with the largest norm.
+        One leaf may have the weights of several terms, w_1 and w_2. Then the largest of their norms counts.
 
         Args:
             weighted_gradient: G, which `compute_weighted_gradient` returns.
         """
         norms: dict[str, float] = {}
         for term in self.terms:
-            leaf_name = self.copies.leaf_of_weight(term)
-            if leaf_name is None:  # the term has no weight
+            if term.weight is None:
                 continue
-            term_without_weight = term._replace(weight=None)
-            logits_of_term = Logits([term_without_weight]).total(self.call.layout.length).detach()  # S_m
-            norm = float((weighted_gradient * logits_of_term).norm())
+            numbers = weighted_gradient * self.compute_unweighted_logits(term)  # G * S_1
+            leaf_name = self.copies.name_of_leaf(term.weight)
             largest_so_far = norms.get(leaf_name, 0.0)
-            norms[leaf_name] = max(norm, largest_so_far)
+            norms[leaf_name] = max(float(numbers.norm()), largest_so_far)
         return norms
+
+    def compute_unweighted_logits(self, term: Term) -> Tensor:
+        """Returns the logits of one term without its weight, (B or 1, H or 1, T or 1, T)."""
+        term_without_weight = term._replace(weight=None)
+        return Logits([term_without_weight]).total(self.call.layout.length).detach()

@@ -85,27 +85,28 @@ class Layout(NamedTuple):
 
         The registers have to hold a tile of each summand. Compiling has shown what fits:
 
-        =============  ========================  =================================================
-        tokens         features of a head        summands with tiles
-        =============  ========================  =================================================
+        =============  ========================  =======================================
+        tokens         features of a head        summands that need a tile
+        =============  ========================  =======================================
         up to 32       up to 64                  up to three
         up to 32       more than 64              one: `product`, `dense` or `matrix`
-        33 to 64       up to 64                  one: `product`, `dense` or `matrix`;
-                                                 not `dense` if the width is padded to a power of 2
-        =============  ========================  =================================================
+        33 to 64       16, 32 or 64              one: `product`, `dense` or `matrix`
+        33 to 64       others up to 64           one: `product` or `matrix`
+        =============  ========================  =======================================
+
+        The last row differs because other widths are padded to the next power of two, which takes registers.
         """
         summands = self.summands_with_tiles()
-        is_one_of_three = summands in (["product"], ["dense"], ["matrix"])
         width = max(self.value_width, self.query_width, self.dense_width)
-        is_narrow = width <= 64
-        if self.length <= 32 and is_narrow:
+        # One branch for each row of the table, in its order.
+        if self.length <= 32 and width <= 64:
             return len(summands) <= 3
-        if self.length <= 32 and not is_narrow:
-            return is_one_of_three
-        if self.length <= 64 and is_narrow:
-            is_padded = width < power_of_2(width)
-            is_padded_dense = is_padded and summands == ["dense"]
-            return is_one_of_three and not is_padded_dense
+        if self.length <= 32:
+            return summands in (["product"], ["dense"], ["matrix"])
+        if self.length <= 64 and width in (16, 32, 64):
+            return summands in (["product"], ["dense"], ["matrix"])
+        if self.length <= 64 and width <= 64:
+            return summands in (["product"], ["matrix"])
         return False
 
     def kind(self) -> "Kind":
@@ -196,14 +197,16 @@ class Launch:
         unused_directions = [1] * (3 - len(grid))
         self.grid = (*grid, *unused_directions)
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
-        # In the order of the kernel's arguments: {"T": 2, "B": 3} in the example.
-        self.numbers = {name: numbers[name] for name in kernel.arg_names if name in numbers}
-        tensor_names = [name for name in kernel.arg_names if name not in numbers]
-        # A function that reads these fields of a record: in the example, ``(record.out, record.lse)``. For a single
-        # name it would return no tuple, but every kernel has two tensors or more.
-        self.read_tensors = attrgetter(*tensor_names)
-        # The function that launches the kernel once it is compiled. `compile` sets it, and `kernels.run` calls it.
-        self.compiled: Callable[..., None] | None = None
+        tensor_names: list[str] = []  # ["out", "lse"] in the example
+        self.numbers: dict[str, Any] = {}  # {"T": 2, "B": 3}
+        # `args` relies on the order of the kernel's arguments, in which the tensors come first.
+        for name in kernel.arg_names:
+            if name in numbers:
+                self.numbers[name] = numbers[name]
+            else:
+                tensor_names.append(name)
+        self.read_tensors = make_reader(tensor_names)
+        self.compiled: Callable[..., None] | None = None  # until `compile` is called
 
     def args(self, tensors: PassTensors) -> list[Any]:
         """Returns the arguments of the kernel in their order, because a compiled kernel takes them by position."""
@@ -260,6 +263,15 @@ class Launch:
         launch = compiled[self.grid]
         # Triton knows the number of spills only now that the kernel is loaded.
         return LoadedKernel(launch, num_warps, num_stages, num_spills=compiled.n_spills)
+
+
+def make_reader(names: Sequence[str]) -> Callable[[PassTensors], tuple[Any, ...]]:
+    """Returns a function that reads some fields of a record: with ["out", "lse"], ``(record.out, record.lse)``.
+
+    The function is called at each launch. It is faster than a loop over the names.
+    """
+    assert len(names) > 1, "for a single name, attrgetter would return no tuple"
+    return attrgetter(*names)
 
 
 class LoadedKernel(NamedTuple):
@@ -319,13 +331,12 @@ def plan_short_sentences(layout: Layout) -> Launches:
     """Returns the launches of the kernels for short sentences: one forward, and one backward that is followed by `add`.
 
     A program of the backward pass computes one head of a group of sentences. It writes the gradients that each of these
-    sentences has for itself. For each gradient that all sentences share, it writes a sum over the group, and `add` adds
-    up the groups.
+    sentences has for itself, such as those of its values. For the tensors that all sentences share, and the weights of
+    a mixture, it writes sums over the group, and `add` adds up the groups.
     """
     forward = plan_forward_short(layout)
     if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
-    # One kernel leaves the sums for all shared tensors, and for the weights of all summands of the logits.
     sums = plan_group_sums(
         layout,
         tiles_per_head=1,  # the tile is a whole sentence
@@ -333,10 +344,10 @@ def plan_short_sentences(layout: Layout) -> Launches:
         summands=SUMMANDS,
     )
     backward = [plan_backward_short(layout, sums)]
-    # `add` can add up what three kernels leave, as they do for long sentences. Here all of it is from one kernel.
-    backward.extend(
-        plan_addition(layout, row_parts=sums.programs_per_head(), column_sums=sums, matrix_sums=sums),
-    )
+    # For long sentences, three kernels leave something for `add`. Here all three arguments are about the same kernel.
+    # Each of its programs leaves a part of the gradient of the weight of the outer product.
+    addition = plan_addition(layout, outer_weight_parts=sums.programs_per_head(), column_sums=sums, matrix_sums=sums)
+    backward.extend(addition)
     return Launches(forward, backward, memory=sums.memory)
 
 
@@ -361,15 +372,19 @@ def plan_forward_short(layout: Layout) -> Launch:
 def plan_backward_short(layout: Layout, sums: "GroupSums") -> Launch:
     """Returns the launch that writes gradients for short sentences.
 
-    A program computes one head, in all sentences of a group. `sums` says which groups there are.
+    A program computes one head, in all sentences of a group.
+
+    Args:
+        layout: The layout.
+        sums: Which groups there are, and where a program writes its sums over the group.
     """
     from .triton_attention import backward_short
 
     tile = Tile.for_whole_sentence(layout, is_forward=False)
     return Launch(
         kernel=backward_short,
-        grid=(layout.num_heads, sums.groups.num_groups),
-        numbers={**make_numbers(layout, tile), **sums.numbers()},
+        grid=(layout.num_heads, sums.groups.num_groups),  # a program for each head in each group
+        numbers={**make_numbers(layout, tile), **sums.group_numbers()},
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -388,20 +403,21 @@ def plan_long_sentences(layout: Layout) -> Launches:
     forward = plan_forward_long(layout)
     if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
-    backward = []
     rows = plan_row_memory(layout)
-    if rows.memory:  # it has `delta` if there is any gradient for this kernel
-        backward.append(plan_backward_rows(layout, rows))
     columns = plan_column_sums(layout)
-    # The gradients of keys and values, which are in `packed`, need no memory for sums.
-    if columns.memory or "packed" in layout.wanted:
-        backward.append(plan_backward_columns(layout, columns))
     matrix = plan_matrix_sums(layout)
-    if matrix.memory:
+    backward = []
+    # `backward_rows` comes first, because the next two kernels read the `delta` that it writes.
+    if needs_delta(layout):
+        backward.append(plan_backward_rows(layout, rows))
+    wants_keys_or_values = "packed" in layout.wanted
+    if wants_keys_or_values or columns.has_sums():
+        backward.append(plan_backward_columns(layout, columns))
+    if matrix.has_sums():
         backward.append(plan_backward_matrix(layout, matrix))
-    backward.extend(
-        plan_addition(layout, row_parts=rows.programs_per_head, column_sums=columns, matrix_sums=matrix),
-    )
+    # Each program of `backward_rows` leaves a part of the gradient of the weight of the outer product.
+    addition = plan_addition(layout, outer_weight_parts=rows.programs_per_head, column_sums=columns, matrix_sums=matrix)
+    backward.extend(addition)
     return Launches(forward, backward, memory={**columns.memory, **matrix.memory, **rows.memory})
 
 
@@ -431,9 +447,10 @@ def plan_backward_rows(layout: Layout, rows: "RowMemory") -> Launch:
     from .triton_attention import backward_rows
 
     tile = Tile.for_kernel("rows", layout)
+    num_programs = layout.num_heads * rows.programs_per_head  # for each head of each sentence, one for each tile
     return Launch(
         kernel=backward_rows,
-        grid=(rows.programs_per_head * layout.num_heads,),
+        grid=(num_programs,),
         numbers=make_numbers(layout, tile),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -443,15 +460,20 @@ def plan_backward_rows(layout: Layout, rows: "RowMemory") -> Launch:
 def plan_backward_columns(layout: Layout, sums: "GroupSums") -> Launch:
     """Returns the launch for the gradients of columns, such as those of keys and values.
 
-    A program computes a tile of columns of one head, in all sentences of a group. `sums` says which groups there are.
+    A program computes a tile of columns of one head, in all sentences of a group.
+
+    Args:
+        layout: The layout.
+        sums: Which groups there are, and where a program writes its sums over the group.
     """
     from .triton_attention import backward_columns
 
     tile = Tile.for_kernel("columns", layout)
+    num_programs = layout.num_heads * sums.programs_per_head()  # for each head in each group, one for each tile
     return Launch(
         kernel=backward_columns,
-        grid=(sums.programs_per_head() * layout.num_heads,),
-        numbers={**make_numbers(layout, tile), **sums.numbers()},
+        grid=(num_programs,),
+        numbers={**make_numbers(layout, tile), **sums.group_numbers()},
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -460,16 +482,20 @@ def plan_backward_columns(layout: Layout, sums: "GroupSums") -> Launch:
 def plan_backward_matrix(layout: Layout, sums: "GroupSums") -> Launch:
     """Returns the launch for the gradient of the matrix.
 
-    A program computes a tile of it for one head, and sums over the sentences of a group. `sums` says which groups there
-    are.
+    A program computes a tile of rows and columns of one head, and sums over the sentences of a group.
+
+    Args:
+        layout: The layout.
+        sums: Which groups there are, and where a program writes its sums over the group.
     """
     from .triton_attention import backward_matrix
 
     tile = Tile.for_kernel("matrix", layout)
+    num_programs = layout.num_heads * sums.programs_per_head()  # for each head in each group, one for each tile
     return Launch(
         kernel=backward_matrix,
-        grid=(sums.programs_per_head() * layout.num_heads,),
-        numbers={**make_numbers(layout, tile), **sums.numbers()},
+        grid=(num_programs,),
+        numbers={**make_numbers(layout, tile), **sums.group_numbers()},
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -522,9 +548,17 @@ class GroupSums(NamedTuple):
         """Returns how many programs compute a head. Each leaves a part of the gradients of the weights."""
         return self.groups.num_groups * self.tiles_per_head
 
-    def numbers(self) -> dict[str, int]:
-        """Returns the arguments of the kernel that say how it divides the sentences, by name."""
-        return GroupNumbers(self.groups.sentences_per_group, self.numbers_per_group)._asdict()
+    def has_sums(self) -> bool:
+        """Returns whether the kernel has any sum to write: whether one of the gradients that it sums is wanted."""
+        return bool(self.memory)
+
+    def group_numbers(self) -> dict[str, int]:
+        """Returns two arguments of the kernel, ``sentences_per_group`` and ``numbers_per_group``, by name."""
+        numbers = GroupNumbers(
+            sentences_per_group=self.groups.sentences_per_group,
+            numbers_per_group=self.numbers_per_group,
+        )
+        return numbers._asdict()
 
 
 class RowMemory(NamedTuple):
@@ -575,14 +609,17 @@ def plan_group_sums(
 ) -> GroupSums:
     """Returns how a kernel sums gradients over groups of sentences, and the memory for what it writes.
 
-    For example, 10 sentences may be divided into 3 groups, and each head into 2 tiles. Then each head is computed by 6
-    programs, one for each tile in each group. The memory has
+    For example, 10 sentences may be divided into 3 groups, and each head into 2 tiles. Then 6 programs compute a head:
 
-    - for each shared tensor, a sum in each group: 3 sums of the size of the gradient, (H, T, features) for dense_key.
-      The programs of a group each write a piece of its sum.
-    - for each weight, a part from each program: 6 numbers for each head.
+                  group 0     group 1     group 2
+        tile 0    program 0   program 2   program 4
+        tile 1    program 1   program 3   program 5
 
-    A tensor or a weight that needs no gradient has no memory.
+    They write two kinds of results, each only if the gradient is wanted:
+
+    - Sums, for the gradient of a shared tensor: one in each group. Each program of the group writes the places of its
+      tile.
+    - Parts, for the gradient of a weight, which is a number: one from each program, 6 for each head.
 
     Args:
         layout: The layout.
@@ -590,42 +627,47 @@ def plan_group_sums(
         shared_tensors: The tensors in `CallTensors` that all sentences share and whose gradients the kernel computes.
         summands: The summands of the logits (`SUMMANDS`) for whose weights the kernel computes gradients.
     """
-    # The fewer groups, the less memory their sums need. But there have to be enough to keep a GPU busy.
-    max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
-    if not gains_from_groups(layout, shared_tensors, summands):
-        max_groups = layout.bsz  # each sentence is a group
-    groups = divide_sentences(layout.bsz, max_groups)  # 3 groups in the example
-    sizes_in_group = measure_sums(layout, shared_tensors)  # {tensor: how many numbers its sum over one group has}
-    memory_of_sums = repeat_for_groups(sizes_in_group, groups.num_groups)
-    programs_per_head = groups.num_groups * tiles_per_head  # 3 * 2 = 6
-    memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
+    groups = choose_groups(layout, tiles_per_head, shared_tensors, summands)  # 3 groups in the example
+    sizes_of_sums = measure_sums(layout, shared_tensors)  # {tensor: how many numbers its sum has in one group}
+    memory_of_sums = repeat_for_groups(sizes_of_sums, groups.num_groups)
+    num_programs = groups.num_groups * tiles_per_head  # 3 * 2 = 6 for each head
+    memory_of_parts = measure_parts(layout, summands, num_parts=num_programs)
     return GroupSums(
         groups=groups,
         tiles_per_head=tiles_per_head,
-        numbers_per_group=sum(sizes_in_group.values()),  # from the sums of one group to those of the next
+        numbers_per_group=sum(sizes_of_sums.values()),
         memory={**memory_of_sums, **memory_of_parts},
     )
+
+
+def choose_groups(
+    layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str], summands: Sequence[str]
+) -> SentenceGroups:
+    """Returns the groups of sentences for a kernel. A program of the kernel computes all sentences of a group.
+
+    Args:
+        layout, tiles_per_head, shared_tensors, summands: As in `plan_group_sums`.
+    """
+    if not gains_from_groups(layout, shared_tensors, summands):
+        return SentenceGroups(num_groups=layout.bsz, sentences_per_group=1)  # each sentence is a group
+    # The fewer groups, the less memory their sums need. But there have to be enough to keep a GPU busy.
+    return divide_sentences(layout.bsz, max_groups=count_groups_of_busy_gpu(layout, tiles_per_head))
 
 
 def gains_from_groups(layout: Layout, shared_tensors: Sequence[str], summands: Sequence[str]) -> bool:
     """Returns whether a kernel saves work or memory if one of its programs computes a group of several sentences.
 
-    It does if the kernel computes a gradient that is summed over sentences:
-
-    - the gradient of a tensor that all sentences share. A program writes it once for its group.
-    - the gradient of a weight, the number that multiplies a summand of the logits in a head. If the summand is
-      ``product``, nothing is saved, because each sentence has queries and keys of its own.
-
     Args:
         layout, shared_tensors, summands: As in `plan_group_sums`.
     """
-    for name in shared_tensors:
-        if name in layout.wanted:
-            return True
-    for summand in list_wanted_weights(layout, summands):
-        if summand != "product":
-            return True
-    return False
+    # The gradient of a tensor that all sentences share, such as the matrix, is a sum over sentences. A program adds up
+    # its group in registers, and writes the sum once. `wanted` has the names of the tensors that need a gradient.
+    sums_shared_tensors = any(name in layout.wanted for name in shared_tensors)
+    # The gradient of the weight of a summand is a sum over sentences, too. But for the summand ``product``, nothing is
+    # saved, because each sentence has queries and keys of its own.
+    summands_with_weights = list_wanted_weights(layout, summands)
+    sums_shared_weights = any(summand != "product" for summand in summands_with_weights)
+    return sums_shared_tensors or sums_shared_weights
 
 
 def count_groups_of_busy_gpu(layout: Layout, tiles_per_head: int) -> int:
@@ -654,17 +696,18 @@ def measure_sums(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int
 
 
 def repeat_for_groups(sizes: dict[str, int], num_groups: int) -> dict[str, int]:
-    """Returns the memory for the sums of all groups, {name: how many numbers}.
+    """Returns the sizes of the tensors in which the sums of all groups lie, {name: how many numbers}.
 
-    For example, the sums of a group may have 8 numbers for dense_key and 4 for bias_row. The sums of three groups are
-    in one piece of memory:
+    For example, the sum of a group has 8 numbers for dense_key and 4 for bias_row, and there are three groups. All sums
+    lie in one piece of memory, group by group, 12 numbers for each:
 
-        dense_key 0 | bias_row 0 | dense_key 1 | bias_row 1 | dense_key 2 | bias_row 2
-        0             8            12            20           24            32
+        place    0             8            12            20           24            32       36
+        sum      dense_key 0 | bias_row 0 | dense_key 1 | bias_row 1 | dense_key 2 | bias_row 2
+        tensor   dense_key   | bias_row
 
-    A kernel is given a tensor for each name, which begins with the sum of group 0. It finds the sum of group g 12 g
-    numbers later, even if the tensor ends before. So the tensors only have to cover the memory one after another: the
-    first one has 8 numbers, and the last one all others, the 4 of its group 0 and the 2 * 12 of the later groups.
+    A kernel is given a tensor for each name, of which it uses only the place where it begins: the sum of group g begins
+    ``12 g`` places later. For dense_key this is behind the end of the tensor, on purpose. So it does not matter which
+    tensor the later groups are in, and the last one has all of them:
 
         repeat_for_groups({"dense_key": 8, "bias_row": 4}, num_groups=3) == {"dense_key": 8, "bias_row": 28}
 
@@ -676,8 +719,8 @@ def repeat_for_groups(sizes: dict[str, int], num_groups: int) -> dict[str, int]:
         return {}
     numbers_per_group = sum(sizes.values())  # 12
     numbers_of_later_groups = (num_groups - 1) * numbers_per_group  # 24
+    memory = dict(sizes)  # the sums of group 0
     last_name = list(sizes)[-1]
-    memory = dict(sizes)
     memory[last_name] += numbers_of_later_groups  # 4 + 24
     return memory
 
@@ -695,11 +738,20 @@ def measure_parts(layout: Layout, summands: Sequence[str], num_parts: int) -> di
 
 
 def measure_delta(layout: Layout) -> dict[str, int]:
-    """Returns the memory for ``delta``, which every gradient but that of the values needs."""
-    needs_delta = layout.query_width > 0 or any(name != "packed" for name in layout.wanted)
-    if not needs_delta:
-        return {}  # `packed` has the values alone, and no other gradient is wanted
+    """Returns the memory for ``delta``, {"delta": how many numbers}; {} if it is not needed."""
+    if not needs_delta(layout):
+        return {}
     return {"delta": align(layout.bsz * layout.num_heads * layout.length)}
+
+
+def needs_delta(layout: Layout) -> bool:
+    """Returns whether any gradient is wanted apart from that of the values. All others are computed from ``delta``."""
+    packed_has_queries = layout.query_width > 0  # `packed` has the queries, keys and values, or the values alone
+    for name in layout.wanted:
+        has_values_alone = name == "packed" and not packed_has_queries
+        if not has_values_alone:
+            return True
+    return False
 
 
 def align(number: int) -> int:
@@ -707,12 +759,14 @@ def align(number: int) -> int:
     return divide_up(number, 4) * 4  # a number in fp32 has 4 bytes
 
 
-def plan_addition(layout: Layout, row_parts: int, column_sums: GroupSums, matrix_sums: GroupSums) -> list[Launch]:
+def plan_addition(
+    layout: Layout, outer_weight_parts: int, column_sums: GroupSums, matrix_sums: GroupSums
+) -> list[Launch]:
     """Returns the last launch of a backward pass, which adds up partial sums; no launch if there are none.
 
     Args:
         layout: The layout.
-        row_parts: How many parts the gradient of the weight of the outer product has in each head.
+        outer_weight_parts: How many parts the gradient of the weight of the outer product has in each head.
         column_sums: The sums for dense_key and bias_row, and the parts for the weights of product, dense and bias_row.
         matrix_sums: The sums for the matrix, and the parts for its weight.
     """
@@ -734,7 +788,7 @@ def plan_addition(layout: Layout, row_parts: int, column_sums: GroupSums, matrix
         bias_row_columns=layout.bias_row_columns,
         matrix_rows=layout.matrix_rows,
         matrix_columns=layout.matrix_columns,
-        row_parts=row_parts,
+        row_parts=outer_weight_parts,
         column_parts=column_sums.programs_per_head(),
         matrix_parts=matrix_sums.programs_per_head(),
     )
@@ -796,12 +850,19 @@ class Tile(NamedTuple):
 
     @staticmethod
     def for_whole_sentence(layout: Layout, is_forward: bool) -> "Tile":
-        """Returns the tile of all rows and columns of a short sentence, for the kernel of one of the passes."""
+        """Returns the tile of all rows and columns of a short sentence, for the kernel of one of the passes.
+
+        Its rows and columns are a power of two, which holds the sentence. The numbers of warps are the fastest that
+        were measured.
+        """
         size = power_of_2(layout.length)
-        widest = max(layout.value_width, layout.query_width, layout.dense_width)
-        if size > 32 or widest > 64:
+        width = max(layout.value_width, layout.query_width, layout.dense_width)
+        is_large = size > 32 or width > 64
+        has_several_summands = len(layout.summands_with_tiles()) > 1
+        has_outer_product = layout.right_width > 0
+        if is_large:
             warps = 4
-        elif is_forward and (len(layout.summands_with_tiles()) > 1 or layout.right_width > 0):
+        elif is_forward and (has_several_summands or has_outer_product):
             warps = 1
         else:
             warps = 2
@@ -837,7 +898,16 @@ class Tile(NamedTuple):
     def for_few_summands(kernel: str, layout: Layout) -> "Tile":
         """Returns the tile of a kernel for logits of one or two summands.
 
-        The sizes are the fastest of ten that were timed on an H100, in bf16 with heads of 64 features.
+        The sizes are the fastest of ten that were timed on an H100, in bf16 with heads of 64 features:
+
+        ===========  ==========================================================================
+        kernel       tile
+        ===========  ==========================================================================
+        ``forward``  64 x 32 with a dense or an outer product, 64 x 64 without
+        ``rows``     64 x 32
+        ``columns``  32 x 64 with a dense product; without, 64 x 64 with a product, else 32 x 64
+        ``matrix``   64 x 64
+        ===========  ==========================================================================
 
         Args:
             kernel: ``forward``, or the kernel of the backward pass: ``rows``, ``columns`` or ``matrix``.
@@ -848,16 +918,17 @@ class Tile(NamedTuple):
         has_outer_product = layout.right_width > 0
         square = Tile(rows=64, columns=64, warps=4, stages=2)
         tall = Tile(rows=64, columns=32, warps=4, stages=3)
-        wide = Tile(rows=32, columns=64, warps=4, stages=2)
-        wide_and_far = Tile(rows=32, columns=64, warps=4, stages=3)  # it reads one stage further ahead
         if kernel == "forward":
             return tall if has_dense_product or has_outer_product else square
         if kernel == "rows":
             return tall
-        if kernel == "columns" and has_dense_product:
-            return wide_and_far
         if kernel == "columns":
-            return square if has_product else wide
+            if has_dense_product:
+                return Tile(rows=32, columns=64, warps=4, stages=3)
+            if has_product:
+                return square
+            return Tile(rows=32, columns=64, warps=4, stages=2)
+        assert kernel == "matrix", kernel
         return square
 
 

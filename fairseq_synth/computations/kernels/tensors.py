@@ -53,67 +53,66 @@ class Call(NamedTuple):
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
-    """Returns the terms of the logits S, sorted by how the kernels compute them.
+    """Returns the terms of the logits S, sorted by the summand of the kernels that each of them is.
 
-    ============  =====================================================================
-    summand       terms
-    ============  =====================================================================
-    ``product``   products of queries and keys that both differ by sentence
-    ``dense``     products of queries that differ by sentence, and keys that are shared
-    ``outer``     outer products
-    ``bias_row``  biases of a single row, which is added to all rows of the logits
-    ``matrix``    anything that is the same matrix (T, T) for all sentences
-    ``others``    everything else, for which there is no kernel
-    ============  =====================================================================
+    =============  ============================================  ============
+    term           which ones                                    summand
+    =============  ============================================  ============
+    outer product  all                                           ``outer``
+    diagonals      all: they are always shared by all sentences  ``matrix``
+    product        queries and keys differ by sentence           ``product``
+    product        queries differ, keys are shared               ``dense``
+    product        queries and keys are shared                   ``matrix``
+    product        queries are shared, keys differ               ``others``
+    bias           shared, a single row for all rows of S        ``bias_row``
+    bias           shared, T rows                                ``matrix``
+    bias           differs by sentence                           ``others``
+    =============  ============================================  ============
+
+    The kernels cannot compute ``others``.
 
     Args:
         logits: S.
         value: V, (B, H, T, d_h), whose sizes tell how many sentences and rows there are.
     """
     bsz, _, length, _ = value.size()
-    # Outer products and diagonals are always of one summand. Products and biases are added to the lists below.
-    outer = list(logits.outers)
-    matrix: list[Product | Bias | Diagonals] = list(logits.diagonals)
-    summands = Summands(product=[], dense=[], outer=outer, bias_row=[], matrix=matrix, others=[])
-    if bsz == 1:
-        # No two sentences can differ, so that there is a choice where to put each product.
-        add_products_of_one_sentence(summands, logits.products)
-    else:
+    summands = Summands(product=[], dense=[], outer=[], bias_row=[], matrix=[], others=[])
+    summands.outer.extend(logits.outers)
+    summands.matrix.extend(logits.diagonals)
+    if bsz > 1:
         add_products(summands, logits.products)
+    else:
+        # A single sentence differs from no other and shares everything, so that there is a choice.
+        add_products_of_one_sentence(summands, logits.products)
     for term in logits.biases:
         num_sentences, _, num_rows, _ = term.bias.size()
         is_shared = num_sentences == 1
         is_single_row = num_rows < length  # a bias has 1 row or T rows
-        if not is_shared:
-            summands.others.append(term)
-        elif is_single_row:
+        if is_shared and is_single_row:
             summands.bias_row.append(term)
-        else:
+        elif is_shared:
             summands.matrix.append(term)
+        else:
+            summands.others.append(term)
     return summands
 
 
 def add_products(summands: Summands, products: Sequence[Product]) -> None:
     """Adds the products of a batch of several sentences to the summand of the kernels that each of them is.
 
-    The first size of a product's factor is 1 if all sentences share it, and B otherwise. So there are four kinds:
-
-    - Both factors are shared, as in factorized random, where R1 R2^T is a matrix for all sentences: ``matrix``.
-    - Only the queries are shared, which no function of the paper does: ``others``.
-    - Only the keys are shared, as in dense, where W2 takes the place of the keys: ``dense``.
-    - Both differ by sentence, as in vanilla: ``product``.
+    The first size of a product's queries or keys is 1 if all sentences share them, and B if they differ by sentence.
     """
     for product in products:
         is_query_shared = product.query.size(0) == 1
         is_key_shared = product.key.size(0) == 1
-        if is_query_shared and is_key_shared:
-            summands.matrix.append(product)
-        elif is_query_shared:
-            summands.others.append(product)
+        if not is_query_shared and not is_key_shared:
+            summands.product.append(product)  # as in vanilla
+        elif not is_query_shared:
+            summands.dense.append(product)  # as in dense, where W2 takes the place of the keys
         elif is_key_shared:
-            summands.dense.append(product)
+            summands.matrix.append(product)  # as in factorized random, where R1 R2^T is a matrix for all sentences
         else:
-            summands.product.append(product)
+            summands.others.append(product)  # as in no function of the paper
 
 
 def add_products_of_one_sentence(summands: Summands, products: Sequence[Product]) -> None:
@@ -195,15 +194,14 @@ def prepare_call(
     key_padding_mask: Tensor | None,
     attn_mask: Tensor | None,
     dropout: float,
-    summands: Summands,
 ) -> Call:
     """Returns the tensors of a call that the kernels take, and the layout of the call.
 
-    Args:
-        logits, value, key_padding_mask, attn_mask, dropout: As in `computations.attend`.
-        summands: The sorted terms of the logits. Each has at most one term, except `matrix`.
+    The arguments are those of `computations.attend`. The kernels must not refuse the call (`kernels.refuses`).
     """
     bsz, heads, length, value_width = value.size()
+    # `refuses` has sorted the terms, too. To sort them again is faster than to keep them until now.
+    summands = sort_terms(logits, value)
     projections = pack_projections(summands.product, value)
     dense = read_dense_product(summands.dense, value) if summands.dense else NO_DENSE_PRODUCT
     outer = read_outer_product(summands.outer, value) if summands.outer else NO_OUTER_PRODUCT
@@ -271,8 +269,10 @@ def pack_projections(products: list[Product], value: Tensor) -> PackedProjection
 def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
     """Returns the queries and the shared keys of the summand ``dense``, as the kernels read them.
 
-    The keys are usually the first T rows of a parameter (H, rows, r). The kernels read them there, so that they are not
-    copied. In a head, the key of token j begins at place ``j r``, and the next head begins after ``rows r`` places.
+    The keys are usually the first T rows of a parameter (H, rows, r). Then nothing is copied: the kernels are given the
+    parameter, and read its first T rows in each head. With T = 2 and 3 rows:
+
+        head 0: key 0 | key 1 | not read     head 1: key 0 | key 1 | not read     (r numbers each)
 
     Args:
         products: A single product ``scale * query @ key^T``. The query is (B or 1, H or 1, T, r), the key (1, H or 1,
@@ -283,19 +283,26 @@ def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
     bsz, heads, _, _ = value.size()
     query = product.query
     if product.scale != 1.0:
-        query = query * product.scale  # the kernels have a scale for the summand `product`, but none for this one
+        query = query * product.scale  # the kernels multiply the summand `product` by a scale, but not this one
     query_by_head = order_by_head(query, bsz, heads, value.dtype)
-    keys = find_rows_or_copy(product.key, heads)
+    keys = find_rows_or_copy(product.key, heads)  # the parameter, or a copy of the keys
     return DenseProduct(query_by_head, key=keys.tensor, key_rows=keys.rows, width=keys.columns)
 
 
 def read_outer_product(outers: list[Outer], value: Tensor) -> OuterProduct:
-    """Returns the factors of an outer product, which are enough for all columns."""
+    """Returns the factors of the summand ``outer``, as the kernels read them.
+
+    Args:
+        outers: A single outer product.
+        value: (B, H, T, d_h).
+    """
     (outer,) = outers
     bsz, heads, length, _ = value.size()
-    outer = repeat_left_factor(outer, length)
-    right_width = outer.factors.size(3) - outer.left_size
-    return OuterProduct(order_by_head(outer.factors, bsz, heads, value.dtype), outer.left_size, right_width)
+    long_enough = repeat_left_factor(outer, length)  # for T columns
+    factors = long_enough.factors  # (B or 1, H or 1, T, left + right features)
+    left_width = long_enough.left_size
+    right_width = factors.size(3) - left_width
+    return OuterProduct(order_by_head(factors, bsz, heads, value.dtype), left_width, right_width)
 
 
 def read_bias_row(biases: list[Bias], heads: int) -> SharedTensor:
@@ -305,11 +312,18 @@ def read_bias_row(biases: list[Bias], heads: int) -> SharedTensor:
 
 
 def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> SharedTensor:
-    """Returns the matrix R that the kernels read: the terms that are the same for all sentences, added up."""
+    """Returns the matrix R that the kernels read, for the terms that are the same for all sentences.
+
+    The kernels compute ``weight * R``, with one weight for each head, or with no weight:
+
+    - A single term is R, and its weight is the weight.
+    - Several terms may have different weights. So R is their weighted sum, and there is no weight (`find_weights`).
+
+    Returns:
+        a tensor of which the kernels read the first T rows and columns of each head; see `SharedTensor`.
+    """
     if len(terms) > 1:
-        # Each term is multiplied by its weight here, because the kernels can multiply R by one weight only.
         return add_up(terms, heads, length)
-    # The kernels multiply R by the weight of a single term, so that R is the term without its weight.
     (term,) = terms
     if isinstance(term, Bias):  # a matrix, as in random
         return find_or_copy(term.bias, heads)
@@ -332,20 +346,23 @@ def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
     - All 256 rows are multiplied, which gives a matrix (H, 256, 256). The kernels read its first 10 rows and columns.
       This is faster, because neither the parameters nor their gradients are sliced.
     - Only the 10 rows are multiplied, which gives a matrix (H, 10, 10). This is for parameters of very many rows, and
-      for products that are more than one `torch.bmm`.
+      for products that a single `torch.bmm` does not compute.
 
     Args:
         term: The product of R1 (the query) and R2 (the key), (1, H or 1, length, k) each.
         heads: H.
         length: T.
     """
-    factor_1 = find_rows_or_copy(term.query, heads)  # R1, and perhaps more rows behind its own
+    # Each is a parameter with all its rows; or R1 or R2 itself, if it is no part of a parameter.
+    factor_1 = find_rows_or_copy(term.query, heads)
     factor_2 = find_rows_or_copy(term.key, heads)
     has_few_rows = max(factor_1.rows, factor_2.rows) <= MAX_ROWS_UNSLICED
-    is_one_bmm = factor_1.tensor.dim() == 3 and factor_2.tensor.dim() == 3 and term.scale == 1.0
-    if has_few_rows and is_one_bmm:
+    # bmm takes tensors (H, rows, k), and has no scale. A parameter (H, k) is one of a single row for each head.
+    bmm_computes_it = factor_1.tensor.dim() == 3 and factor_2.tensor.dim() == 3 and term.scale == 1.0
+    if has_few_rows and bmm_computes_it:
         matrix = torch.bmm(factor_1.tensor, factor_2.tensor.transpose(1, 2))
         return SharedTensor(matrix, rows=factor_1.rows, columns=factor_2.rows)
+    # `term` has the rows of the sentence alone.
     term_without_weight = term._replace(weight=None)
     return add_up([term_without_weight], heads, length)
 
@@ -360,23 +377,26 @@ def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
     """Returns whether the kernels may read the tensor `base` in place of tensors that may be views of it.
 
     The kernels then give a gradient to `base`, but none to the views. This is right for a view such as ``base[:, :5]``,
-    whose gradient autograd adds to the gradient of `base`. It is wrong for other views, which are refused one by one.
+    whose gradient autograd only adds to the gradient of `base`. All other views have to be refused.
     """
     if not base.is_contiguous():
         return False  # the kernels compute addresses from sizes, and know no strides
     dtype = base.dtype
     requires_grad = base.requires_grad
     for view in views:
+        # The view has to show numbers of `base`,
         if view._base is not base:
             return False
         if view.dtype != dtype:
-            return False  # ``base.view(torch.int16)`` has other numbers than `base`
+            return False  # ``base.view(torch.int16)`` shows other numbers
+        # its gradient has to go to `base`,
         if view.requires_grad != requires_grad:
             return False  # ``base.detach()`` gives no gradient to `base`
         if requires_grad and view.is_leaf:
-            return False  # ``base.detach().requires_grad_()`` has a gradient of its own: no operation made it of `base`
+            return False  # ``base.detach().requires_grad_()`` keeps its gradient for itself
+        # and nobody may ask for its gradient.
         if view._backward_hooks or view.retains_grad:
-            return False  # a hook, or ``view.retain_grad()``, asks for the gradient of the view itself
+            return False  # a hook is called with it, or ``view.retain_grad()`` keeps it
     return True
 
 
@@ -398,7 +418,13 @@ def pack(parts: list[Tensor]) -> Tensor:
 
 
 def copy_side_by_side(parts: list[Tensor]) -> Tensor:
-    """Returns what `pack` returns, with the parts copied into a new tensor. Values alone may lie as they should."""
+    """Returns a contiguous tensor (T, B, features) in which the parts of each token lie side by side.
+
+    It is a new tensor. Only if there is a single part that already lies like this, nothing is copied.
+
+    Args:
+        parts: As in `pack`.
+    """
     value = parts[-1]
     bsz, heads, _, _ = value.size()
     parts_by_token = []
@@ -408,7 +434,7 @@ def copy_side_by_side(parts: list[Tensor]) -> Tensor:
         parts_by_token.append(by_token.flatten(2))  # (T, B, H d)
     if len(parts_by_token) == 1:
         (values_by_token,) = parts_by_token
-        return values_by_token.contiguous()
+        return values_by_token.contiguous()  # `cat` would copy it even if it is contiguous
     return torch.cat(parts_by_token, dim=2)
 
 
@@ -440,9 +466,12 @@ def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
             return False
         if part.stride() != (features, width, bsz * features, 1):
             return False
-        expected_begin += heads * width
-    has_no_other_features = expected_begin == features
-    return has_no_other_features and can_replace_views(base, parts)
+        expected_begin += heads * width  # the next part begins where this one ends
+    end_of_last_part = expected_begin  # 24
+    if end_of_last_part != features:
+        return False  # `base` has other features behind the parts
+    # The kernels will give a gradient to `base`, but none to the parts. This is not right for every view.
+    return can_replace_views(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
@@ -476,10 +505,10 @@ def repeat_left_factor(outer: Outer, length: int) -> Outer:
 
 
 def find_or_copy(x: Tensor, heads: int) -> SharedTensor:
-    """Returns a tensor in which the kernels find x as the first rows and columns of each head.
+    """Returns a parameter that begins with x in each head, or a copy of x if there is no such parameter.
 
-    Usually x is a part of a parameter. Then this is the parameter: nothing is copied, and the kernels compute the
-    gradient of the parameter. In all other cases, it is a copy of x.
+    For example, x is ``R[:, :5, :5]``, for a parameter R (H, 256, 256). Then R is returned, with the numbers of its
+    rows and columns. The kernels read its first 5 rows and columns, and compute the gradient of R. Nothing is copied.
 
     Args:
         x: (1, H, n, m), or (1, 1, n, m) if all heads share it. Then the copy has it H times.
@@ -504,10 +533,10 @@ def find_rows_or_copy(x: Tensor, heads: int) -> SharedTensor:
 
 
 def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
-    """Returns the parameter of which x is the first rows and columns of each head; None if there is no such parameter.
+    """Returns the parameter that begins with x in each head; None if there is no such parameter.
 
-    For example, x is the first 5 rows of a parameter (H, 256, k), as a view (1, H, 5, k). A parameter (H, columns) has
-    a single row for each head.
+    For example, x (1, H, 5, k) is a view of the first 5 rows of a parameter (H, 256, k). A parameter may also have a
+    single row for each head, as (H, columns). Then x is a view (1, H, 1, m) of its first m columns.
 
     Args:
         x: (1, H or 1, n, m).
@@ -523,13 +552,13 @@ def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
         num_heads, columns = sizes
         rows = 1
     else:
-        return None
+        return None  # it has no heads, rows and columns
     if num_heads != heads or x.size(1) != heads:
         return None  # all heads share x, or it is a part of the heads
     if not is_beginning(x, parameter, rows, columns):
-        return None
+        return None  # x lies elsewhere in the parameter
     if not can_replace_views(parameter, [x]):
-        return None  # the numbers are others than in memory, or x has a gradient of its own
+        return None  # the gradient of x is no part of the parameter's gradient
     return SharedTensor(parameter, rows, columns)
 
 
@@ -552,10 +581,11 @@ def copy_by_head(x: Tensor, heads: int) -> SharedTensor:
 
 
 def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
-    """Returns values by distance, in the middle of which the kernels find those that a sentence needs.
+    """Returns a parameter whose middle the values are, or a copy of the values if there is no such parameter.
 
-    Usually the values are the middle of a parameter. Then it is returned, and nothing is copied. In all other cases, a
-    copy of the values is returned, which has nothing but this middle.
+    For example, a parameter has a value for each distance from -255 to 255. A sentence of T = 5 tokens has distances
+    from -4 to 4, whose values are the middle of the parameter. Then the parameter is returned, and nothing is copied.
+    The kernels read the middle of what is returned.
 
     Args:
         values: A value for each distance from -(T - 1) to T - 1, (1, H or 1, 1, 2 T - 1).
@@ -564,10 +594,12 @@ def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
     """
     parameter = values._base  # torch's name for the tensor that they are a view of; None if they are no view
     if parameter is not None and are_middle(values, parameter, heads, length):
-        return SharedTensor(parameter, rows=1, columns=parameter.size(1), is_by_distance=True)
-    values_by_head = values[0, :, 0]  # (H or 1, 2 T - 1): all sentences and rows share them
-    copied_values = values_by_head.expand(heads, -1).contiguous()  # (H, 2 T - 1)
-    return SharedTensor(copied_values, rows=1, columns=copied_values.size(1), is_by_distance=True)
+        by_distance = parameter  # (H, 2 m + 1)
+    else:
+        values_by_head = values[0, :, 0]  # (H or 1, 2 T - 1): all sentences and rows share them
+        by_distance = values_by_head.expand(heads, -1).contiguous()  # (H, 2 T - 1)
+    # Each head has one row, with a column for each distance.
+    return SharedTensor(by_distance, rows=1, columns=by_distance.size(1), is_by_distance=True)
 
 
 def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bool:
@@ -598,7 +630,8 @@ def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bo
     begin = values.storage_offset() - parameter.storage_offset()
     _, head_stride, _, distance_stride = values.stride()  # how far it is to the next head, and to the next distance
     if begin != expected_begin or head_stride != num_distances or distance_stride != 1:
-        return False
+        return False  # the values lie elsewhere
+    # The kernels will give a gradient to the parameter, but none to the values. This is not right for every view.
     return can_replace_views(parameter, [values])
 
 
@@ -606,11 +639,15 @@ def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bo
 
 
 def read_weights(summands: Summands, heads: int) -> Weights:
-    """Returns the weights of a mixture as one tensor (M, H), and the number of the row for each summand.
+    """Returns the weights of a mixture as one tensor, and which of its rows is the weight of which summand.
 
-    The weights of a mixture are usually rows of one tensor. Then this tensor is returned, and nothing is copied. Other
-    weights are joined to a new tensor, in the order of their summands. If ``dense`` and ``matrix`` have weights, their
-    rows are 0 and 1, and the other rows of `WeightRows` are -1.
+    For example, ``dense`` and ``matrix`` have weights, and the other summands have none. A weight is a number for each
+    of H heads. Then the result may be
+
+        Weights(tensor, rows=WeightRows(dense=0, matrix=1), num_rows=2)
+
+    with a tensor (2, H). Usually the weights are rows of one tensor. Then this tensor is returned, and nothing is
+    copied. Other weights are joined to a new tensor.
 
     Args:
         summands: The terms with their weights.
@@ -619,63 +656,75 @@ def read_weights(summands: Summands, heads: int) -> Weights:
     weights_by_summand = find_weights(summands)
     if not weights_by_summand:
         return NO_WEIGHTS
-    weights_in_one_tensor = find_tensor_of_weights(weights_by_summand, heads)
-    if weights_in_one_tensor is not None:
-        return weights_in_one_tensor
-    joined = torch.cat([weight.reshape(1, heads) for weight in weights_by_summand.values()])
-    row_numbers = {summand: row_number for row_number, summand in enumerate(weights_by_summand)}
-    return Weights(joined, WeightRows(**row_numbers), num_rows=len(weights_by_summand))
+    found = find_rows_of_weights(weights_by_summand, heads)
+    if found is not None:
+        return found
+    return join_weights(weights_by_summand, heads)
+
+
+def join_weights(weights_by_summand: dict[str, Tensor], heads: int) -> Weights:
+    """Returns a new tensor (M, H) with the weights as its rows, in the order in which they are given."""
+    row_numbers: dict[str, int] = {}
+    rows: list[Tensor] = []
+    for summand, weight in weights_by_summand.items():
+        row_numbers[summand] = len(rows)
+        rows.append(weight.reshape(1, heads))
+    return Weights(torch.cat(rows), WeightRows(**row_numbers), num_rows=len(rows))
 
 
 def find_weights(summands: Summands) -> dict[str, Tensor]:
-    """Returns {summand: its weight, (1, H, 1, 1)} for the summands that the kernels have to multiply by a weight."""
-    # Each summand has one term or none, except `matrix`.
+    """Returns {summand: its weight, (1, H, 1, 1)} for the summands that the kernels have to multiply by a weight.
+
+    These are the summands of one term that has a weight. Only ``matrix`` may have several terms. They are multiplied by
+    their weights when they are added up (`read_matrix`), so that their sum has none.
+    """
     terms_by_summand: dict[str, Sequence[Term]] = {
         "product": summands.product,
         "dense": summands.dense,
         "outer": summands.outer,
         "bias_row": summands.bias_row,
+        "matrix": summands.matrix,
     }
-    # If `matrix` has several terms, `read_matrix` multiplies each of them by its weight, and the sum has none.
-    if len(summands.matrix) == 1:
-        terms_by_summand["matrix"] = summands.matrix
     weights: dict[str, Tensor] = {}
     for summand, terms in terms_by_summand.items():
-        for term in terms:
+        if len(terms) == 1:
+            (term,) = terms
             if term.weight is not None:
                 weights[summand] = term.weight
     return weights
 
 
-def find_tensor_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> Weights | None:
-    """Returns the tensor (M, H) that all weights are rows of, or None if there is no such tensor.
+def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> Weights | None:
+    """Returns the tensor (M, H) that all weights are rows of, and their rows; None if there is no such tensor.
 
-    For example, a tensor of 3 rows for 4 heads has 12 numbers, side by side. Its rows begin at the places 0, 4 and 8. A
-    weight that begins at place 8 is row 2, if its numbers lie side by side, too.
+    For example, a tensor of 3 rows for 4 heads lies in memory like this:
+
+        row      0           1           2
+        places   0 1 2 3     4 5 6 7     8 9 10 11
+
+    A weight that begins at place 8 is row ``8 / 4 = 2``.
 
     Args:
         weights_by_summand: {summand: its weight, (1, H, 1, 1)}; at least one.
         heads: H.
     """
     weights = list(weights_by_summand.values())
-    tensor = weights[0]._base  # torch's name for the tensor that a weight is a view of
-    if tensor is None:
-        return None  # the first weight is no view
-    if tensor.dim() != 2 or tensor.size(1) != heads:
-        return None  # its rows have another size than a weight
+    tensor = weights[0]._base  # torch's name for the tensor that a weight is a view of; None if it is no view
+    if tensor is None or tensor.dim() != 2 or tensor.size(1) != heads:
+        return None  # there is no tensor (M, H)
     if not can_replace_views(tensor, weights):
-        return None  # some weight is a view of another tensor or has a gradient of its own, or rows are not contiguous
+        return None  # not all weights are views of it, or the gradient of one is no part of its gradient
     begin_of_tensor = tensor.storage_offset()
     row_numbers: dict[str, int] = {}
     for summand, weight in weights_by_summand.items():
-        if weight.stride(1) != 1:
-            return None  # the numbers do not lie side by side, as in a column
         begin = weight.storage_offset() - begin_of_tensor  # 8 in the example
-        if begin % heads != 0:
-            return None  # the weight begins in the middle of a row
+        is_beginning_of_row = begin % heads == 0
+        lies_side_by_side = weight.stride(1) == 1  # not so in a column, such as the places 0, 4 and 8
+        if not is_beginning_of_row or not lies_side_by_side:
+            return None
         row_numbers[summand] = begin // heads  # 8 / 4 = 2
-    # A summand without a weight is not in `row_numbers`. Its row is -1.
-    return Weights(tensor, WeightRows(**row_numbers), num_rows=tensor.size(0))
+    rows = WeightRows(**row_numbers)  # -1 for the summands without a weight
+    return Weights(tensor, rows, num_rows=tensor.size(0))
 
 
 # ---- addresses
@@ -692,7 +741,7 @@ def align_memory(tensors: Sequence[Any]) -> Sequence[Any]:
     return tensors  # as nearly always
 
 
-def copy_unless_aligned(tensor: Tensor | None) -> Tensor | None:
+def copy_unless_aligned(tensor: Any) -> Any:
     """Returns a tensor, or a copy of it if its memory does not begin at a multiple of 16 bytes. None stays None."""
     if tensor is None or tensor.data_ptr() % 16 == 0:
         return tensor
