@@ -335,12 +335,8 @@ class SyntheticAttention(nn.Module):
     ) -> "Memory":
         """Adds the newest tokens to the decoder's state, and returns the keys and values of all tokens so far.
 
-        The state has two kinds of entries:
-
-        * Vectors: two matrices of a layer, whose rows are its keys and values. Every layer has its own.
-        * A block table: it says which rows of the matrices belong to which hypothesis. All layers of a decoder use the
-          same rows, so one table is enough. Each step of decoding calls the layers in their order: the first layer adds
-          the newest tokens to the table, and then the later layers read it.
+        The state has two kinds of entries: the *vectors* of each layer, which are its keys and values as rows of two
+        matrices; and a *block table*, which says which of these rows belong to which hypothesis.
 
         Args:
             incremental_state: The state of the decoder, which is changed in place.
@@ -348,16 +344,31 @@ class SyntheticAttention(nn.Module):
             v: The values of the newest tokens, (B, H, n, d_h).
             key_padding_mask: The padding of these tokens, (B, n), or None.
         """
-        # The table comes first. It says to which rows the new vectors are written.
-        if self.has_own_table(incremental_state):  # This is the first layer, or it is called without its decoder.
-            table = self.extend_own_table(incremental_state, newest_values=v, key_padding_mask=key_padding_mask)
-        else:
-            # The first layer has added the newest tokens already, when it was called in this step.
-            table = incremental_state[self.first_layers_table_key]
+        # The table comes first, because it says to which rows the new vectors are written.
+        table = self.table_with_newest_tokens(incremental_state, newest_values=v, key_padding_mask=key_padding_mask)
         old_vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)  # None before the first token
         vectors = cache.append_to_layer(old_vectors, newest_keys=k, newest_values=v, table=table)
         incremental_state[self.vectors_key] = vectors
         return Memory(vectors=vectors, table=table)
+
+    def table_with_newest_tokens(
+        self, incremental_state: IncrementalState, newest_values: Tensor, key_padding_mask: Tensor | None
+    ) -> cache.BlockTable:
+        """Returns the block table that this layer uses in this step of decoding; it contains the newest tokens.
+
+        All layers of a decoder write the same token to the same row of their matrices, so they share one table. A step
+        calls the layers in their order: the first layer adds the newest tokens to the table, and the later layers read
+        it.
+
+        Args:
+            incremental_state: The state of the decoder, in which the first layer replaces the table.
+            newest_values: The values of the newest tokens, (B, H, n, d_h). Only their sizes are read.
+            key_padding_mask: The padding of these tokens, (B, n), or None.
+        """
+        if self.has_own_table(incremental_state):  # This is the first layer, or it is called without its decoder.
+            return self.extend_own_table(incremental_state, newest_values, key_padding_mask)
+        table: cache.BlockTable = incremental_state[self.first_layers_table_key]  # extended in this step already
+        return table
 
     def has_own_table(self, incremental_state: IncrementalState) -> bool:
         """Returns whether this layer has to extend a block table of its own in this step of decoding.
@@ -457,22 +468,21 @@ class SyntheticAttention(nn.Module):
 
         Generation then has less to compute. fairseq calls this method, by this name, before it generates. Nothing is
         changed if there are hooks on the projection of the queries, or if projections are quantized.
+
+        Each mixture is for a group of heads. For example, the groups ``random:2/vanilla:4/dense+vanilla:2`` have 2, 4
+        and 2 heads. Only the heads of the last two read queries, so that q_proj has these 6 heads, in this order.
         """
         if not self.can_be_folded():
             return
         any_weight = weight_of(self.out_proj)  # for the device and the type
+        factors_of_queries = []  # in the order of the heads in q_proj
         with torch.no_grad():
-            # The queries. Heads are in the order of the mixtures (one for each group of heads), and only heads whose
-            # mixture reads queries have a part of q_proj. So these factors are in the order of the heads in q_proj.
-            factors_of_queries = []
             for mixture in self.synthesizer.mixtures():
+                factor_of_each_head = mixture.fold_weights_(like=any_weight)
                 if mixture.reads_query_key:
-                    factors_of_queries.append(mixture.factor_of_queries(like=any_weight))
+                    factors_of_queries.append(factor_of_each_head)
             if self.q_proj is not None:
                 self.scale_queries_(torch.cat(factors_of_queries))
-            # The parameters of the functions. This removes the weights, from which the factors above are computed.
-            for mixture in self.synthesizer.mixtures():
-                mixture.fold_weights_(like=any_weight)
 
     def scale_queries_(self, factor_of_each_head: Tensor) -> None:
         """Changes the query projection so that the queries of each head are multiplied by its factor.

@@ -203,10 +203,16 @@ def append_to_layer(
 def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> Tensor:
     """Returns a matrix of keys or values after the vectors of the new tokens are written to it.
 
-    The matrix is changed in place if possible. `make_room` and `write_rows` say when it is copied.
+    It is the same matrix, changed in place, or a new one: if there is no room (`make_room`), or if it may not be
+    changed (`write_rows`). So go on with the result only.
 
-    For example, two hypotheses with one head have a new token each, with the vectors x and y. ``table.newest_rows`` has
-    the row 4 for the first hypothesis and 5 for the second one. Then x becomes row 4 of the matrix, and y row 5.
+    For example, two hypotheses with two heads have a new token each:
+
+        hypothesis    head    newest            table.newest_rows
+        0             0       the vector u      4                    So u becomes row 4 of the matrix,
+        0             1       the vector v      5                    v becomes row 5, ...
+        1             0       the vector w      6
+        1             1       the vector x      7
 
     Args:
         matrix: The matrix so far, with a row of d_h features for each token and head. None before the first token.
@@ -217,10 +223,9 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
     """
     num_heads = table.rows.size(1)
     vectors = append_zero_heads(newest, num_heads)
-    # `list_by_token` lists the entries of (B, H, n) in the same order for both. So vector i of the first list belongs
-    # into the row that entry i of the second list says.
-    new_vectors = list_by_token(vectors)  # (n B H, d_h), in the example x and y
-    row_numbers = list_by_token(table.newest_rows)  # (n B H,), in the example 4 and 5
+    # Both lists have the same order. So vector i of the first list belongs into the row that is entry i of the second.
+    new_vectors = list_by_token(vectors)  # (B, H, n, d_h) -> (n B H, d_h), in the example u, v, w and x
+    row_numbers = list_by_token(table.newest_rows)  # (B, H, n) -> (n B H,), in the example 4, 5, 6 and 7
     matrix_with_room = make_room(matrix, new_vectors, table)
     return write_rows(matrix_with_room, row_numbers, new_vectors)
 
@@ -261,10 +266,14 @@ def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
 
 
 def make_room(matrix: Tensor | None, new_vectors: Tensor, table: BlockTable) -> Tensor:
-    """Returns a matrix that has free rows for the new vectors: the matrix of the last step, or a new one.
+    """Returns a matrix that has free rows for the new vectors.
 
-    `extend_table` has decided which. If ``table.kept_tokens`` is None, the matrix of the last step has room. If not,
-    these are the tokens to copy from it into a new one.
+    1. Before the first token, there is no matrix yet. It is made.
+    2. The matrix of the last step has room for the new vectors.
+    3. The matrix of the last step is to be replaced by a new one. It is too small, or most of it is unused.
+
+    `extend_table` has decided between the last two. In case 3, ``table.kept_tokens`` lists the tokens that are copied
+    into the new matrix, and in case 2 it is None.
 
     Args:
         matrix: The matrix of the last step, with a row of d_h features for each token and head. None before the first
@@ -272,11 +281,12 @@ def make_room(matrix: Tensor | None, new_vectors: Tensor, table: BlockTable) -> 
         new_vectors: The vectors to be written, (number of vectors, d_h). Only their width and type are read.
         table: The table of this step.
     """
-    if matrix is None:
+    if matrix is None:  # case 1
         head_dim = new_vectors.size(1)
         return new_vectors.new_empty([choose_num_rows(table), head_dim])
-    if table.kept_tokens is None:
+    if table.kept_tokens is None:  # case 2
         return matrix
+    # Case 3.
     num_heads = table.rows.size(1)
     return copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
 

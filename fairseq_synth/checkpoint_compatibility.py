@@ -4,9 +4,11 @@ A *stock* Transformer is fairseq's own, whose attention computes dot products (`
 synthesized attention has in addition are in keys ``synthesizer.*`` of its state dict.
 """
 
+import copy
 import logging
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,8 +23,34 @@ StateDict = dict[str, Tensor]
 FUNCTION_KEY = re.compile(r"(?:groups\.(?P<group>\d+)\.)?components\.(?P<function>\w+)\.")
 
 
+class SavedAttention(NamedTuple):
+    """What a checkpoint says about the functions of an attention."""
+
+    prefix: str  # All keys of the attention begin with it, such as "encoder.layers.0.self_attn.", with a dot.
+    synthesizer: StateDict  # the weights of all functions but ``vanilla``, such as "components.random.R"
+    has_queries: bool  # whether there are query and key projections, which are the weights of ``vanilla``
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the attention, such as "encoder.layers.0.self_attn"."""
+        return self.prefix.removesuffix(".")
+
+    def is_stock(self) -> bool:
+        """Returns whether the attention computes dot products (``vanilla``) alone, as in a stock Transformer."""
+        return self.has_queries and not self.synthesizer
+
+
+def read_attention(state_dict: StateDict, prefix: str) -> SavedAttention:
+    """Returns what a checkpoint says about the attention whose keys begin with `prefix`, which ends with a dot."""
+    return SavedAttention(
+        prefix=prefix,
+        synthesizer=select_prefix(state_dict, f"{prefix}synthesizer."),
+        has_queries=f"{prefix}q_proj.weight" in state_dict,
+    )
+
+
 def adapt_checkpoint(
-    state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint: bool = True
+    state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer, all_layers_are_stock: bool = True
 ) -> None:
     """Checks that an attention can load its weights from a checkpoint, and adds what a stock checkpoint lacks.
 
@@ -36,7 +64,7 @@ def adapt_checkpoint(
         state_dict: The weights of the checkpoint, to which weights may be added in place.
         prefix: The keys of this attention begin with it; it ends with a dot.
         synthesizer: The part of the attention that computes the logits.
-        is_stock_checkpoint: Whether all layers of the checkpoint compute dot products alone. `check_start` needs it,
+        all_layers_are_stock: Whether all layers of the checkpoint compute dot products alone. `check_start` needs it,
             because `state_dict` may have this layer alone.
 
     Raises:
@@ -46,24 +74,18 @@ def adapt_checkpoint(
     if not has_keys_of_this_attention:
         return  # Strict loading, which comes next, lists what is missing.
 
-    # The weights of ``vanilla``, which computes dot products, are the query and key projections. Those of all other
-    # functions are in the state dict of the synthesizer.
-    saved_has_queries = f"{prefix}q_proj.weight" in state_dict
-    saved = select_prefix(state_dict, f"{prefix}synthesizer.")
-
-    # This goes first, because the same parameters mean something else in a model that is prepared for generation.
-    check_folding(prefix, saved, synthesizer)
-
-    is_stock_layer = saved_has_queries and not saved
-    if is_stock_layer:
-        # Case 1: The functions that the model has in addition start with logits of 0.
-        check_start(prefix, synthesizer, is_stock_checkpoint)
-        add_functions_with_zero_logits(state_dict, prefix, synthesizer)
-        return
-    # Case 2: The model goes on with the functions of the checkpoint.
-    check_functions(prefix, saved, saved_has_queries, synthesizer)
-    check_mixture(prefix, saved, synthesizer)
-    check_shapes(prefix, saved, synthesizer)
+    saved = read_attention(state_dict, prefix)
+    # This check goes first, in both cases: a model that is prepared for generation has no weights of mixtures any more,
+    # for example, so that the checks below would find a wrong reason.
+    check_folding(saved, synthesizer)
+    if saved.is_stock():  # case 1
+        check_start(saved.name, synthesizer, all_layers_are_stock)
+        add_missing_functions(state_dict, prefix, synthesizer)
+    else:  # case 2
+        # Each check relies on those before it: the mixtures are compared if the functions are the same, for example.
+        check_functions(saved, synthesizer)
+        check_mixture(saved, synthesizer)
+        check_shapes(saved, synthesizer)
 
 
 def select_prefix(state_dict: StateDict, prefix: str) -> StateDict:
@@ -71,28 +93,26 @@ def select_prefix(state_dict: StateDict, prefix: str) -> StateDict:
     return {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
 
 
-def check_folding(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
+def check_folding(saved: SavedAttention, synthesizer: LayerSynthesizer) -> None:
     """Raises SynthesizerError if only the checkpoint or only the model is *folded*, that is, prepared for generation.
 
     In a folded model, the weights of mixtures are multiplied into other parameters (`Mixture.fold_weights_`). So the
     same parameters mean something else than in a model that is trained.
 
     Args:
-        prefix: The keys of the attention begin with it; it ends with a dot.
-        saved: The state dict of the synthesizer in the checkpoint.
+        saved: The attention in the checkpoint.
         synthesizer: The synthesizer of the model.
     """
-    attention = prefix.removesuffix(".")
-    is_saved_folded = is_folded(saved)
+    is_saved_folded = is_folded(saved.synthesizer)
     is_model_folded = is_folded(synthesizer.state_dict())
     if is_saved_folded and not is_model_folded:
         raise SynthesizerError(
-            f"{attention}: these are weights of a model prepared for generation, which no other model can load; use "
+            f"{saved.name}: these are weights of a model prepared for generation, which no other model can load; use "
             "the checkpoint file of that model"
         )
     if is_model_folded and not is_saved_folded:
         raise SynthesizerError(
-            f"{attention}: this model is prepared for generation and can no longer load weights; load them into a new "
+            f"{saved.name}: this model is prepared for generation and can no longer load weights; load them into a new "
             "model"
         )
 
@@ -107,43 +127,38 @@ def keys_with_name(keys: Iterable[str], name: str) -> set[str]:
     return {key for key in keys if key.split(".")[-1] == name}
 
 
-def check_functions(prefix: str, saved: StateDict, saved_has_queries: bool, synthesizer: LayerSynthesizer) -> None:
+def check_functions(saved: SavedAttention, synthesizer: LayerSynthesizer) -> None:
     """Raises SynthesizerError if the functions of the attention in the checkpoint are not those in the model.
 
     The functions are known by the names of their weights. The weights of ``vanilla`` are the query and key projections.
     The weights of all other functions are in the state dict of the synthesizer.
 
     Args:
-        prefix: The keys of the attention begin with it; it ends with a dot.
-        saved: The state dict of the synthesizer in the checkpoint.
-        saved_has_queries: Whether the checkpoint has query and key projections in this attention.
+        saved: The attention in the checkpoint.
         synthesizer: The synthesizer of the model.
     """
-    saved_functions = functions_with_weights(saved)
+    saved_functions = functions_with_weights(saved.synthesizer)
     model_functions = functions_with_weights(synthesizer.state_dict())
     model_has_queries = any(mixture.reads_query_key for mixture in synthesizer.mixtures())
-    if saved_functions == model_functions and saved_has_queries == model_has_queries:
+    if saved_functions == model_functions and saved.has_queries == model_has_queries:
         return
-    attention = prefix.removesuffix(".")
     raise SynthesizerError(
-        f"{attention}: the checkpoint has {describe_weights(saved_functions, saved_has_queries)}, but this model has "
-        f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)}"
+        f"{saved.name}: the checkpoint has {describe_weights(saved_functions, saved.has_queries)}, but this model has "
+        f"{' and '.join(function_names(synthesizer))}; {advise_functions(saved.name)}"
     )
 
 
-def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
+def check_mixture(saved: SavedAttention, synthesizer: LayerSynthesizer) -> None:
     """Raises SynthesizerError if the attention has another ``--synth-mixture`` in the checkpoint than in the model.
 
     A mixture of several functions has a parameter ``alpha`` if it is ``convex``, and none if it is ``sum``. For
     example, ``random+vanilla`` has the keys ``alpha`` and ``components.random.R``, or with ``sum`` only the second one.
 
     Args:
-        prefix: The keys of the attention begin with it; it ends with a dot.
-        saved: The state dict of the synthesizer in the checkpoint. `check_functions` has made sure that it has the
-            functions of the model.
+        saved: The attention in the checkpoint. `check_functions` has made sure that it has the functions of the model.
         synthesizer: The synthesizer of the model.
     """
-    saved_alphas = keys_with_name(saved, "alpha")
+    saved_alphas = keys_with_name(saved.synthesizer, "alpha")
     model_alphas = keys_with_name(synthesizer.state_dict(), "alpha")
     if saved_alphas == model_alphas:
         return
@@ -152,9 +167,8 @@ def check_mixture(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) 
         mixture_of_checkpoint = "convex"
     else:
         mixture_of_checkpoint = "sum"
-    attention = prefix.removesuffix(".")
     raise SynthesizerError(
-        f"{attention}: the checkpoint was trained with --synth-mixture {mixture_of_checkpoint}; use that"
+        f"{saved.name}: the checkpoint was trained with --synth-mixture {mixture_of_checkpoint}; use that"
     )
 
 
@@ -170,22 +184,23 @@ def describe_weights(functions: set[str], has_queries: bool) -> str:
     return f"weights of {weights}, and {projections}"
 
 
-def check_shapes(prefix: str, saved: StateDict, synthesizer: LayerSynthesizer) -> None:
+def check_shapes(saved: SavedAttention, synthesizer: LayerSynthesizer) -> None:
     """Raises SynthesizerError if a weight has another shape in the checkpoint than in the model."""
     for key, value in synthesizer.state_dict().items():
-        if key in saved and saved[key].shape != value.shape:
+        saved_value = saved.synthesizer.get(key)
+        if saved_value is not None and saved_value.shape != value.shape:
             raise SynthesizerError(
-                f"{prefix}synthesizer.{key} is {tuple(saved[key].shape)} in the checkpoint and "
+                f"{saved.prefix}synthesizer.{key} is {tuple(saved_value.shape)} in the checkpoint and "
                 f"{tuple(value.shape)} in this model; use the --synth-max-length, --synth-rank and attention "
                 "heads of the training"
             )
 
 
-def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint: bool) -> None:
+def check_start(attention: str, synthesizer: LayerSynthesizer, all_layers_are_stock: bool) -> None:
     """Raises SynthesizerError if the attention of the model cannot start from dot products in the checkpoint.
 
     In the checkpoint, all heads of this attention compute dot products (``vanilla``) alone. Whether the model can start
-    from them depends on its functions:
+    from them depends on its functions. The first case that fits decides:
 
     1. ``vanilla`` alone: It can. The checkpoint has all weights.
     2. ``random:4/vanilla:4``, that is, heads of several kinds: It cannot.
@@ -195,18 +210,16 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint:
        has such weights, this layer should have them, too, and they are missing.
 
     Args:
-        prefix: The keys of the attention begin with it; it ends with a dot.
+        attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
         synthesizer: The synthesizer of the model.
-        is_stock_checkpoint: Whether all layers of the checkpoint compute dot products alone.
+        all_layers_are_stock: Whether all layers of the checkpoint compute dot products alone.
     """
-    attention = prefix.removesuffix(".")
     mixtures = synthesizer.mixtures()  # the functions of each group of heads of one kind
     has_vanilla_in_all_heads = all(mixture.reads_query_key for mixture in mixtures)
-    has_other_functions = has_own_weights(synthesizer)  # The weights of ``vanilla`` are not in the synthesizer.
-    if has_vanilla_in_all_heads and not has_other_functions:
-        return  # case 1
-
+    has_vanilla_alone = has_vanilla_in_all_heads and not has_own_weights(synthesizer)
     has_several_kinds_of_heads = len(mixtures) > 1
+    if has_vanilla_alone:  # case 1
+        return
     if has_several_kinds_of_heads:  # case 2
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of "
@@ -218,7 +231,7 @@ def check_start(prefix: str, synthesizer: LayerSynthesizer, is_stock_checkpoint:
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    if not is_stock_checkpoint:  # case 4
+    if not all_layers_are_stock:  # case 4
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
@@ -235,32 +248,29 @@ def has_own_weights(synthesizer: LayerSynthesizer) -> bool:
     return bool(synthesizer.state_dict())
 
 
-def add_functions_with_zero_logits(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
-    """Adds the functions of the model that a stock checkpoint lacks to the checkpoint, with logits of 0.
+def add_missing_functions(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
+    """Adds weights of the functions that a stock checkpoint lacks to the checkpoint, so that the model can load it.
 
-    The model loads the checkpoint afterwards. With ``--synth-mixture sum``, it then starts with the output of the stock
-    Transformer. Only functions that are not trained keep their logits.
+    For example, for a model with ``random+vanilla``, the weights of ``random`` are added. With them, its logits are 0.
+    So the model starts with the output of the stock Transformer, but for what `warn_of_other_output` says.
 
     Args:
         state_dict: The weights of the checkpoint, which get those of the functions in place.
         prefix: The keys of the attention begin with it; it ends with a dot.
-        synthesizer: The synthesizer of the model, which `check_start` has accepted. It is used to make the weights, and
-            so its own weights are changed, too.
+        synthesizer: The synthesizer of the model, which `check_start` has accepted. It is not changed here.
     """
     if not has_own_weights(synthesizer):
         return  # All heads compute dot products alone, so the checkpoint lacks nothing.
-    [mixture] = synthesizer.mixtures()  # The heads are all of one kind, because `check_start` refuses several kinds.
+    start = copy.deepcopy(synthesizer)  # It gets the weights that the model is to have after loading.
+    [mixture] = start.mixtures()  # The heads are all of one kind, because `check_start` refuses several kinds.
     attention = prefix.removesuffix(".")
     logger.info(f"{attention}: starting {' and '.join(mixture.components)} from the weights of dot-product attention")
     warn_of_other_output(attention, mixture)
-
-    # First, the functions of the model get weights with which their logits are 0.
     for function in mixture.functions():
-        if function.is_trained():
+        if function.is_trained():  # Others keep their fixed logits; `warn_of_other_output` has warned of that.
             function.zero_logits_()
-    # Then the checkpoint gets a copy of these weights. Without it, loading would complain that they are missing.
-    for key, value in synthesizer.state_dict().items():
-        state_dict[f"{prefix}synthesizer.{key}"] = value.clone()
+    for key, value in start.state_dict().items():
+        state_dict[f"{prefix}synthesizer.{key}"] = value
 
 
 def warn_of_other_output(attention: str, mixture: Mixture) -> None:
@@ -270,22 +280,20 @@ def warn_of_other_output(attention: str, mixture: Mixture) -> None:
     adds only logits of 0 to them. They differ in two cases:
 
     1. The mixture is convex. Its weights are less than 1, so the logits of ``vanilla`` become smaller.
-    2. A function such as ``fixed_random`` adds fixed logits, which are not 0. Its logits are neither trained, nor
-       computed from queries and keys, as those of ``vanilla`` are.
+    2. A function such as ``fixed_random`` adds fixed logits, which training never changes and which are not 0.
 
     Args:
         attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
         mixture: The functions of its heads, which are all of one kind.
     """
-    is_convex = mixture.alpha is not None  # Only a convex mixture has a parameter alpha, for the weights.
+    is_convex = mixture.has_weights()
     if is_convex:  # case 1
         logger.warning(
             f"{attention}: --synth-mixture convex reduces the logits of the checkpoint; with --synth-mixture sum, "
             "the model starts with the checkpoint's output"
         )
     for name, function in zip(mixture.components, mixture.functions()):
-        has_fixed_logits = not function.is_trained() and not function.reads_query_key
-        if has_fixed_logits:  # case 2
+        if function.has_fixed_logits():  # case 2
             logger.warning(f"{attention}: {name} is not trained, so its logits change the output of the checkpoint")
 
 

@@ -65,7 +65,8 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
         if args.tokens_per_sample is not None:
             check_rows("--tokens-per-sample", args.tokens_per_sample, longest_of_functions, add_bos_token=add_bos_token)
 
-        takes_longer_rows = longest_of_functions is None and has_any_position(args)
+        functions_have_no_limit = longest_of_functions is None
+        takes_longer_rows = functions_have_no_limit and positions_have_no_limit(args)
         model = cls(build_decoder(args, task), add_bos_token=add_bos_token, takes_longer_rows=takes_longer_rows)
         announce_limit(task, longest_of_functions)  # so that the padding of the task respects it, if there is one
         return model
@@ -126,7 +127,7 @@ def build_decoder(args: argparse.Namespace, task: Any) -> SynthesizerDecoder:
     return SynthesizerDecoder(decoder_config(args), task.target_dictionary, embed_tokens, no_encoder_attn=True)
 
 
-def has_any_position(args: argparse.Namespace) -> bool:
+def positions_have_no_limit(args: argparse.Namespace) -> bool:
     """Returns whether the model has an encoding for every position, however long a row is.
 
     This is so with sinusoids, unless a flag limits the positions. Learned positions have a matrix of a certain size.

@@ -15,7 +15,7 @@ A term may have a weight for each head, (1, H, 1, 1), which a mixture sets. The 
 each computation multiplies it by the smallest tensor that it meets.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -115,6 +115,13 @@ class NormalForm(NamedTuple):
         return add(inner, outer)  # just `outer` if `inner` is None
 
 
+class Factors(NamedTuple):
+    """The two factors of an inner or outer product; of an inner product, they are the query and the key."""
+
+    left: Tensor
+    right: Tensor
+
+
 class Logits:
     """The logits S of one call: the sum of all its terms, sorted by kind."""
 
@@ -162,61 +169,77 @@ class Logits:
     def normal_form(self, src_len: int) -> NormalForm:
         """Returns the logits as at most one inner product, one outer product and one bias; see `NormalForm`.
 
-        * Bias: the sum of all biases and diagonals, and of the products that are left over below. It is in fp32 at
-          least, unless it is the only term.
-        * Outer product: the first one. All others are left over.
         * Inner product: all inner products become one, by joining their features:
           ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``. Only in a decoding step, all but the first one are left over
           (`divide_products`).
+        * Outer product: the first one. All others are left over.
+        * Bias: the sum of all biases and diagonals, and of the products that are left over above. It is in fp32 at
+          least, unless it is the only term.
 
         Args:
             src_len: S, the number of columns.
         """
-        # Bias: it begins as None if there are no biases and diagonals.
-        is_sum = len(self.terms()) > 1
-        bias = self._sum_of_biases(src_len, in_fp32=is_sum)
-
-        # Outer product.
-        left = None
-        right = None
-        if self.outers:
-            outers = [outer_factors(term, src_len) for term in self.outers]
-            left = outers[0].left
-            right = outers[0].right
-            bias = add_outer_products(bias, outers[1:], src_len)
+        # Each product is given by its two factors here, with its scale and weight multiplied in.
+        joined_products, left_over_products = divide_products(self.products)
+        outers = [outer_factors(term, src_len) for term in self.outers]
+        left_over_outers = outers[1:]
 
         # Inner product: the query of the result is joined from queries, and its key from keys.
         query = None
         key = None
-        if self.products:
-            joined_products, left_over_products = divide_products(self.products)
+        if joined_products:
             query = join_features([product.left for product in joined_products])
             key = join_features([product.right for product in joined_products])
-            bias = add_inner_products(bias, left_over_products)
 
+        # Outer product.
+        left = None
+        right = None
+        if outers:
+            left = outers[0].left
+            right = outers[0].right
+
+        # Bias: everything else.
+        bias = add_up(self._summands_of_bias(left_over_outers, left_over_products, src_len))
         return NormalForm(query=query, key=key, left=left, right=right, bias=bias)
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
         return self.normal_form(src_len).total(src_len)
 
-    def _sum_of_biases(self, src_len: int, in_fp32: bool) -> Tensor | None:
-        """Returns the sum of all biases and diagonals, (B or 1, H or 1, T or 1, S), or None if there are none.
+    def _summands_of_bias(
+        self, left_over_outers: Sequence[Factors], left_over_products: Sequence[Factors], src_len: int
+    ) -> Iterator[Tensor]:
+        """Yields the tensors whose sum is the bias of the normal form, (B or 1, H or 1, T or 1, S) each.
+
+        They are computed one at a time, because each may be as large as all logits. If there are several terms, the
+        biases are in fp32 at least before their weight is multiplied in.
 
         Args:
+            left_over_outers: The outer products that are added to the bias.
+            left_over_products: The inner products that are added to the bias.
             src_len: S, the number of columns.
-            in_fp32: Whether the sum is in fp32 at least. Otherwise a single term keeps its type.
         """
-        total = None  # `add` begins the sum with its first summand.
+        in_fp32 = len(self.terms()) > 1
         for bias_term in self.biases:
             bias = at_least_fp32(bias_term.bias) if in_fp32 else bias_term.bias
-            weighted_bias = multiply(bias, bias_term.weight)
-            total = add(total, weighted_bias)
+            yield multiply(bias, bias_term.weight)
         for diagonals_term in self.diagonals:
             values = at_least_fp32(diagonals_term.values) if in_fp32 else diagonals_term.values
             weighted_values = multiply(values, diagonals_term.weight)
-            total = add(total, toeplitz(weighted_values, src_len))
-        return total
+            yield toeplitz(weighted_values, src_len)
+        for outer in left_over_outers:
+            yield outer_product(outer.left, outer.right, src_len)
+        for product in left_over_products:
+            # A single summand is the sum itself, so that it has to be in fp32, too.
+            yield at_least_fp32(inner_product(product.left, product.right))
+
+
+def add_up(summands: Iterable[Tensor]) -> Tensor | None:
+    """Returns the sum in fp32 at least. A single summand is returned as it is, and None if there are no summands."""
+    total = None
+    for summand in summands:
+        total = add(total, summand)
+    return total
 
 
 def add(x: Tensor | None, y: Tensor) -> Tensor:
@@ -252,13 +275,6 @@ def multiply(x: Tensor, weight: Tensor | None) -> Tensor:
     if weight is None:
         return x
     return x * in_type(weight, x.dtype)
-
-
-class Factors(NamedTuple):
-    """The two factors of an inner or outer product; of an inner product, they are the query and the key."""
-
-    left: Tensor
-    right: Tensor
 
 
 def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Tensor | None) -> Factors:
@@ -384,34 +400,19 @@ def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
     return products.flatten(-2)[..., :src_len]
 
 
-def add_outer_products(bias: Tensor | None, outers: Sequence[Factors], src_len: int) -> Tensor | None:
-    """Returns the bias plus some outer products. The bias may be None, which stands for 0."""
-    for outer in outers:
-        bias = add(bias, outer_product(outer.left, outer.right, src_len))
-    return bias
-
-
-def add_inner_products(bias: Tensor | None, products: Sequence[Factors]) -> Tensor | None:
-    """Returns the bias plus some inner products, in fp32 at least. The bias may be None, which stands for 0."""
-    for product in products:
-        # A single summand is the sum itself, so that it has to be in fp32, too.
-        summand = at_least_fp32(inner_product(product.left, product.right))
-        bias = add(bias, summand)
-    return bias
-
-
-def join_features(factors: list[Tensor], bsz: int = 1, num_heads: int = 1) -> Tensor:
+def join_features(factors: list[Tensor], bsz: int | None = None, num_heads: int | None = None) -> Tensor:
     """Returns one tensor with the features of all `factors`, one factor after another, as (B, H, T, r1 + r2 + ...).
 
     Args:
-        factors: Tensors (B or 1, H or 1, T, r), where r may differ. If all of them have one sentence, which stands for
-            all, so has the result. The same holds for heads.
-        bsz: B makes the result have B sentences in any case. With 1, it has as many as the factors.
-        num_heads: H makes the result have H heads in any case. With 1, it has as many as the factors.
+        factors: Tensors (B or 1, H or 1, T, r), where r may differ.
+        bsz: The number of sentences of the result. With None, it is that of the factors, and 1 only if all have 1.
+        num_heads: The number of heads of the result. With None, it is that of the factors, and 1 only if all have 1.
     """
-    joined_bsz = find_common_size([bsz, *(factor.size(0) for factor in factors)])
-    joined_heads = find_common_size([num_heads, *(factor.size(1) for factor in factors)])
-    expanded = [expand_batch(factor, joined_bsz, joined_heads) for factor in factors]
+    if bsz is None:
+        bsz = find_common_size(factor.size(0) for factor in factors)
+    if num_heads is None:
+        num_heads = find_common_size(factor.size(1) for factor in factors)
+    expanded = [expand_batch(factor, bsz, num_heads) for factor in factors]
     if len(expanded) == 1:
         return expanded[0]
     return torch.cat(expanded, dim=-1)

@@ -77,9 +77,11 @@ def masked_softmax(
 
     It has the type of `scores`, or fp32 at least if `attn_mask` adds numbers. There are two steps:
 
-    1. A mask of numbers, or the `causal_mask`, is added to the logits.
-    2. The logits of hidden keys are replaced: of padding, and of keys for which `attn_mask` has true or minus infinity.
-       The `causal_mask` needs only step 1.
+        mask                1. numbers are added to the logits      2. logits of hidden keys are replaced
+        `causal_mask`       minus infinity for later columns        -
+        booleans            -                                       where the mask is true
+        numbers             the numbers                             where the mask is minus infinity
+        key_padding_mask    -                                       where the mask is true
 
     Args:
         scores: The logits, (B or 1, H, T or 1, S).
@@ -88,9 +90,9 @@ def masked_softmax(
         zero_rows_without_keys: What happens to a row whose keys are all hidden. If true, its weights and its gradient
             are 0. If false, its weights are finite numbers without a meaning, which saves two passes over the weights.
     """
-    # Step 1. Each step replaces `scores`, so that the logits of the step before take no memory any longer.
+    # Each step replaces `scores`, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
-        scores = add_mask(scores, attn_mask)
+        scores = add_mask(scores, attn_mask)  # step 1
     hidden = hidden_keys(key_padding_mask, attn_mask)
     if hidden is None:
         return torch.softmax(scores, dim=-1)
@@ -194,10 +196,11 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
     is_token = (~padding_mask).long()  # in the example [0, 1, 1, 0]
     is_padding = 1 - is_token  # [1, 0, 0, 1]
     num_tokens = is_token.sum(dim=1, keepdim=True)  # (B, 1), [2]
-    # A token moves behind the tokens before it. Padding moves behind all tokens, and the padding before it.
-    columns_of_tokens = count_before(is_token)  # [_, 0, 1, _], where `_` is not used
-    columns_of_padding = num_tokens + count_before(is_padding)  # [2, _, _, 3]
-    return torch.where(padding_mask, columns_of_padding, columns_of_tokens)
+    # A token moves behind the tokens before it. Padding moves behind all tokens, and the padding before it. Both are
+    # computed for every column, and then each column takes what it is:
+    column_if_token = count_before(is_token)  # [0, 0, 1, 2]
+    column_if_padding = num_tokens + count_before(is_padding)  # 2 + [0, 1, 1, 1] = [2, 3, 3, 3]
+    return torch.where(padding_mask, column_if_padding, column_if_token)  # [2, 0, 1, 3]
 
 
 def count_before(is_counted: Tensor) -> Tensor:
@@ -240,25 +243,29 @@ def align(x: Tensor, columns: Tensor | None) -> Tensor:
     return torch.empty_like(x).scatter(1, index, x)
 
 
-def restore(x: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
+def restore(aligned: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
     """Returns a batch with each token moved back to the column that it had before `align`.
 
-    For example, the tokens [u, v, p, p] with the columns [2, 0, 1, 3] become [p, u, v, p]: `align` has moved the first
-    token to column 2. So the first token of the result is read from column 2, which has p, the second one from column
-    0, which has u, and so on.
+    For example, let a sentence be p u v p before `align`, where p is padding:
+
+        t                         0  1  2  3
+        columns[t]                2  0  1  3     `align` has moved token t to this column
+        aligned                   u  v  p  p
+        aligned[columns[t]]       p  u  v  p     so this is token t again
 
     Args:
-        x: (T, B, C), or (B, T, C) if `batch_first`.
-        columns: The argument of `align`, (B, T): the column to which it has moved each token. With None, nothing moves.
-        batch_first: Whether the sentences are the first dimension of `x`.
+        aligned: (T, B, C), or (B, T, C) if `batch_first`.
+        columns: The argument of `align`, (B, T). With None, nothing moves.
+        batch_first: Whether the sentences are the first dimension of `aligned`.
     """
     if columns is None:
-        return x
+        return aligned
     if batch_first:
         dim = 1
         index = columns  # (B, T)
     else:
         dim = 0
         index = columns.t()  # (T, B)
-    index_of_each_feature = index.unsqueeze(-1).expand(-1, -1, x.size(2))
-    return x.gather(dim, index_of_each_feature)  # result[t] = x[columns[t]]; `align` has set aligned[columns[t]] = x[t]
+    # `gather` wants an index for each feature, too; here they are the same for all features of a token.
+    index_of_each_feature = index.unsqueeze(-1).expand(-1, -1, aligned.size(2))
+    return aligned.gather(dim, index_of_each_feature)  # result[t] = aligned[columns[t]]

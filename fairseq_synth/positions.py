@@ -48,13 +48,14 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
-    # The usual case: all positions are below l, and there are fewer rows and fewer columns than in the parameter.
-    is_within_l = start + tgt_len <= max_length and src_len <= max_length
-    cuts_rows_and_columns = tgt_len < max_length and src_len < max_length
-    if is_within_l and cuts_rows_and_columns:
-        # This would be two views below, one of the other. Then the backward pass would be slower.
+    # The usual case: all positions are below l, and both rows and columns have to be cut. The general case below would
+    # be right, too, but `view_window` has a faster backward pass than two cuts.
+    all_are_below_l = start + tgt_len <= max_length and src_len <= max_length
+    cuts_rows = tgt_len < max_length
+    cuts_columns = src_len < max_length
+    if all_are_below_l and cuts_rows and cuts_columns:
         return view_window(parameter, start, tgt_len, src_len)  # (1, H, T, S)
-    # `take_positions` makes no view if all rows, or all columns, are needed. Beyond l, it begins again with position 0.
+    # The general case. `take_positions` begins again with position 0 beyond l, and cuts nothing if all are needed.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)  # (H, T, l)
     window = take_positions(rows, dim=2, start=0, count=src_len)  # (H, T, S)
     return window[None]
@@ -66,23 +67,27 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
     Indexing would make two views, one for rows and one for columns, and the backward pass of each would make a tensor
     as large as the whole parameter.
 
+    For example, let a parameter have one head and l = 4. These are the elements of the memory that each row has, and in
+    brackets those of a view with start = 1, tgt_len = 2 and src_len = 3:
+
+        row 0      0    1    2    3
+        row 1     [4]  [5]  [6]   7
+        row 2     [8]  [9] [10]  11
+        row 3     12   13   14   15
+
+    So the view begins at element 4. As in the parameter, it is 4 elements from one of its rows to the next, and 1
+    element from one column to the next. These numbers of elements are called strides.
+
     Args:
         parameter: (H, l, l), a value for each head, row and column.
         start: The first row.
         tgt_len: The number of rows.
         src_len: The number of columns, which begin at 0.
     """
-    # A stride is the number of elements in memory from one head, row or column to the next. So the value of head h, row
-    # i and column j of the parameter is the element
-    #     storage_offset + h * head_stride + i * row_stride + j * column_stride.
-    # Row i of the view is row `start + i` of the parameter. So the view has the same strides, and only begins later.
-    #
-    # For example, with l = 4 and start = 1, the strides are 16, 4 and 1, and the view begins at the element 1 * 4 = 4.
-    # Its value in row 1 and column 2 is the element 4 + 1 * 4 + 2 * 1 = 10. This is the element 2 * 4 + 2 * 1 of the
-    # parameter, in row 2 and column 2.
-    head_stride, row_stride, column_stride = parameter.stride()
+    head_stride, row_stride, column_stride = parameter.stride()  # 16, 4 and 1
     first_dimension_stride = 0  # It has no effect, because the first dimension of the view has the size 1.
-    first_element = parameter.storage_offset() + start * row_stride
+    # The parameter itself may begin behind the start of its memory, at `storage_offset`.
+    first_element = parameter.storage_offset() + start * row_stride  # 0 + 1 * 4
     return parameter.as_strided(
         size=[1, parameter.size(0), tgt_len, src_len],
         stride=[first_dimension_stride, head_stride, row_stride, column_stride],

@@ -21,7 +21,7 @@ the tests over the registry then know it by that name. A line in `names.VARIANTS
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import TypeGuard, cast
 
 import torch
 import torch.nn as nn
@@ -105,6 +105,11 @@ class Synthesizer(LightModule):
     def is_trained(self) -> bool:
         """Returns whether the function has parameters of its own."""
         return any(True for _ in self.parameters())
+
+    def has_fixed_logits(self) -> bool:
+        """Returns whether training never changes the logits: no parameters, and no trained queries and keys."""
+        depends_on_weights = self.is_trained() or self.reads_query_key
+        return not depends_on_weights
 
     def forward(self, inputs: Inputs) -> list[Term]:
         """Returns the logits S as a list of terms, which are to be added up."""
@@ -312,6 +317,34 @@ class Vanilla(Synthesizer):
         return [Product(inputs.q, inputs.k, scale=self.scaling)]
 
 
+def is_vanilla(function: Synthesizer) -> TypeGuard[Vanilla]:
+    """Returns whether a function computes exactly the dot products of `Vanilla`.
+
+    This is false for a subclass, which may do more with queries and keys than to multiply their product by `scaling`.
+    """
+    return type(function) is Vanilla
+
+
+def can_scale_itself(function: Synthesizer) -> bool:
+    """Returns whether a function can multiply its logits by a weight of each head by changing its own parameters.
+
+    It cannot if its logits depend on queries and keys, or if its class has no `scale_` but that of the base class,
+    which raises NotImplementedError.
+    """
+    implements_scale = type(function).scale_ is not Synthesizer.scale_
+    return implements_scale and not function.reads_query_key
+
+
+def split_by_function(weights: Tensor) -> Sequence[Tensor]:
+    """Returns the weights (M, H) as one tensor (1, H, 1, 1) for each of the M functions.
+
+    They can be multiplied with terms (B, H, T, S), in which a head has the same weight for all sentences, rows and
+    columns.
+    """
+    num_functions, num_heads = weights.size()
+    return weights.view(num_functions, 1, num_heads, 1, 1).unbind()  # `unbind` removes the first dimension.
+
+
 class LayerSynthesizer(LightModule):
     """Computes the logits of a layer: a `Mixture` for all heads, or `HeadGroups` with a mixture for each group."""
 
@@ -393,6 +426,13 @@ class Mixture(LayerSynthesizer):
         """Returns the functions that are mixed, in the order of their rows in alpha."""
         return cast(list[Synthesizer], list(self.components.values()))
 
+    def has_weights(self) -> bool:
+        """Returns whether the mixture multiplies each function by a weight, which is so if it is convex.
+
+        A mixture of a single function has none, nor one that is prepared for generation (`fold_weights_`).
+        """
+        return self.alpha is not None
+
     def weights(self) -> Tensor | None:
         """Returns the weight of each function in each head, (M, H), or None if all weights are 1."""
         alpha = self.alpha
@@ -413,81 +453,56 @@ class Mixture(LayerSynthesizer):
         sum_of_logits = Logits()
         functions = self.functions()
         weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
-        weights_of_functions: Sequence[Tensor | None]
         if weights is None:
-            weights_of_functions = [None] * len(functions)
+            for function in functions:
+                sum_of_logits.add_terms(function(inputs))
         else:
-            # Each function gets its weights as (1, H, 1, 1), a shape that fits its terms, (B, H, T, S).
-            weights_of_functions = weights.view(len(functions), 1, self.num_heads, 1, 1).unbind()
-        for function, function_weights in zip(functions, weights_of_functions):
-            sum_of_logits.add_terms(function(inputs), function_weights)
+            for function, weight in zip(functions, split_by_function(weights)):
+                sum_of_logits.add_terms(function(inputs), weight)
         return [sum_of_logits]
 
-    def factor_of_queries(self, like: Tensor) -> Tensor:
-        """Returns the number by which the queries of each head have to be multiplied after `fold_weights_`, (H,).
-
-        For ``vanilla``, it is the weight of the function, times the scale 1 / sqrt(d_h). For example, with the weight
-        0.5 and d_h = 64, it is 0.5 / 8. It is 1 without ``vanilla``, and if `fold_weights_` changes nothing. Nothing is
-        changed here.
-
-        Args:
-            like: A tensor with the device and type of the attention's weights.
-        """
-        factor = like.new_ones(self.num_heads)
-        if not self._can_fold_weights():
-            return factor
-        weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
-        if weights is None:
-            weights = like.new_ones(len(self.functions()), self.num_heads)
-        for function, weight_of_heads in zip(self.functions(), weights):
-            if type(function) is Vanilla:
-                factor = factor * function.scaling * weight_of_heads
-        return factor
-
-    def fold_weights_(self, like: Tensor) -> None:
+    def fold_weights_(self, like: Tensor) -> Tensor:
         """Removes the weights of the mixture and the scale of ``vanilla``, for good, so that generation is faster.
 
-        * The parameters of all functions but ``vanilla`` are multiplied by their weights here.
-        * ``vanilla`` has no parameters here. The caller has to multiply its queries by `factor_of_queries`, which must
-          be computed before this call.
+        Instead, the weight of each function is multiplied into its parameters. ``vanilla`` has no parameters here,
+        because its logits are computed from queries and keys. So the caller has to multiply the queries of each head by
+        the numbers that are returned, (H,): the weight of ``vanilla`` times its scale 1 / sqrt(d_h). For example, with
+        the weight 0.5 and d_h = 64, the number is 0.5 / 8. Without ``vanilla``, it is 1.
 
-        Nothing is changed if there is no weight and no scale, or if a function does not allow it.
+        If there is no weight and no scale, or if a function does not allow it, nothing is changed and the numbers are
+        1.
 
         Args:
             like: A tensor with the device and type of the attention's weights.
         """
+        factor_of_queries = like.new_ones(self.num_heads)
         if not self._can_fold_weights():
-            return
+            return factor_of_queries
+        functions = self.functions()
         weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
-        if weights is not None:
-            for function, weight_of_heads in zip(self.functions(), weights):
-                if type(function) is not Vanilla:
-                    function.scale_(weight_of_heads[:, None, None])  # (H, 1, 1)
-        # From now on, the parameters and the queries contain the weights and the scale. Without the following two
-        # steps, `forward` would multiply by them once more.
-        self.alpha = None
-        for function in self.functions():
-            if type(function) is Vanilla:
-                function.scaling = 1.0
+        if weights is None:
+            weights = like.new_ones(len(functions), self.num_heads)
+        for function, weight_of_heads in zip(functions, weights):  # weight_of_heads: (H,)
+            if is_vanilla(function):
+                factor_of_queries = factor_of_queries * function.scaling * weight_of_heads
+                function.scaling = 1.0  # Otherwise `forward` would multiply by the scale once more.
+            else:
+                function.scale_(weight_of_heads.view(self.num_heads, 1, 1))
+        self.alpha = None  # Otherwise `forward` would multiply by the weights once more.
         # This buffer marks the state dict, so that no training goes on with it.
         self.register_buffer("folded", like.new_ones([]))
+        return factor_of_queries
 
     def _can_fold_weights(self) -> bool:
-        """Returns whether there is a weight or a scale to multiply into parameters, and every function allows it.
+        """Returns whether there is a weight or a scale to remove, and every function allows `fold_weights_` to do so.
 
-        A function allows it if it is ``vanilla``, or if it reads no queries and implements `scale_`.
+        Weights are learned by a convex mixture only. A scale is part of ``vanilla`` only.
         """
-        has_weights = self.alpha is not None
-        has_scale = any(type(function) is Vanilla for function in self.functions())
-        if not has_weights and not has_scale:
-            return False
-        for function in self.functions():
-            if type(function) is Vanilla:
-                continue
-            implements_scaling = type(function).scale_ is not Synthesizer.scale_
-            if function.reads_query_key or not implements_scaling:
-                return False
-        return True
+        functions = self.functions()
+        has_weights = self.has_weights()
+        has_scale = any(is_vanilla(function) for function in functions)
+        all_functions_allow_it = all(is_vanilla(function) or can_scale_itself(function) for function in functions)
+        return (has_weights or has_scale) and all_functions_allow_it
 
 
 def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:

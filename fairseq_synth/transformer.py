@@ -42,18 +42,19 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
         """Returns a new model with the settings in a config; see `SynthesizerModel`.
 
-        If the functions of the model limit the length of sentences, this checks that the padding of the task respects
-        the limit (`announce_limit`). It also makes ``--truncate-source`` cut sources to what the model can read.
+        If the functions of the model limit the length of sentences, the task has to respect the limit.
         """
-        settings = cls.read_config(cfg, task)
-        check_supported(settings)
-        args = check_and_parse_flags(settings, cls.stacks)  # the settings, and also the groups of heads of each layer
-        model = super().build_model(TransformerConfig.from_namespace(args), task)  # the form that fairseq reads
+        args = cls.read_config(cfg, task)
+        check_supported(args)
+        args = check_and_parse_flags(args, cls.stacks)  # the same, and also the groups of heads of each layer
+        fairseq_config = TransformerConfig.from_namespace(args)
+        model = super().build_model(fairseq_config, task)
 
         groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
         longest_of_functions = stack_limit(args, groups_of_all_layers)  # None if they take sentences of any length
         if longest_of_functions is not None:
-            announce_limit(task, longest_of_functions)
+            announce_limit(task, longest_of_functions)  # refuses a task that would pad sentences beyond the limit
+            # --truncate-source then cuts sources to what the encoder reads.
             cut_sources(task, model.encoder.max_positions())
         return model
 
@@ -92,17 +93,16 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
 
         They are those of fairseq's method, with two exceptions:
 
-        * If ``--match-source-len`` is given and the functions of the decoder limit the length of a translation,
-          a source must not be longer than its translation can be.
+        * With ``--match-source-len``, a source of n tokens has a translation of up to n + 1 tokens. So if the decoder
+          has ``--synth-max-length`` 100, for example, a source may have 99 tokens at most.
         * If the model does not read references, they may have any length.
         """
         longest_source, longest_target = super().max_positions()
         has_limited_decoder = self.decoder.max_length is not None
         if self.matches_sources and has_limited_decoder:
             longest_translation = self.decoder.max_positions()
-            # With --match-source-len, a translation may be one token longer than the longest source of its batch.
-            longest_source_with_room = longest_translation - 1
-            longest_source = min(longest_source, longest_source_with_room)
+            longest_source_of_it = longest_translation - 1  # in the example, 99
+            longest_source = min(longest_source, longest_source_of_it)
         if not self.reads_targets:
             longest_target = math.inf
         return longest_source, longest_target

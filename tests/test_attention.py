@@ -903,7 +903,7 @@ def test_the_factor_of_the_queries_is_on_the_device_of_the_projections(spec, mix
     """And has their type, also if the functions have no parameters."""
     module = make_attention(spec, mixture).to("meta").half()
     (part,) = module.synthesizer.mixtures()
-    factor = part.factor_of_queries(module.out_proj.weight)
+    factor = part.fold_weights_(module.out_proj.weight)
     assert factor.device.type == "meta"
     assert factor.dtype == torch.float16
 

@@ -553,7 +553,7 @@ def test_an_error_in_a_thread_reaches_the_caller(restore_threads):
 
     torch.set_num_threads(2)
     with pytest.raises(ValueError, match="item 1"):
-        compute_in_threads(fail, [1, 2, 3], take_result=lambda item, result: None)
+        list(compute_in_threads(fail, [1, 2, 3]))
     assert torch.get_num_threads() == 2
 
 

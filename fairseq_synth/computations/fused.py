@@ -45,26 +45,26 @@ def compute(
 
     The rows of a sentence that consists of padding alone are computed too, and their results mean nothing.
     """
-    column_biases: list[Bias] = []
-    other_terms: list[Term] = [*logits.outers, *logits.diagonals]
-    for bias in logits.biases:
-        if is_column_bias(bias):
-            column_biases.append(bias)
-        else:
-            other_terms.append(bias)
-
-    # Each product has a scale, but torch takes only one. It gets that of the first product, so that the query of this
-    # product needs no multiplication. There is a first product, because `refuses` has refused logits without one.
+    # The query and key. Each product has a scale, but torch takes only one. It gets that of the first product, so that
+    # the query of this product needs no multiplication.
+    assert logits.products, "without an inner product, `refuses` gives a reason against this computation"
     torch_scale = logits.products[0].scale
-    query, key = join_products(logits.products, column_biases, torch_scale, value)
+    column_biases = [bias for bias in logits.biases if is_column_bias(bias)]
+    query, key = join_products(logits.products, column_biases, torch_scale, like=value)
 
+    # The mask. torch can hide the future itself, which is faster, but not in addition to a mask.
+    other_biases = [bias for bias in logits.biases if not is_column_bias(bias)]
+    other_terms: list[Term] = [*logits.outers, *logits.diagonals, *other_biases]
     hides_future = is_causal(attn_mask)
-    other_logits = sum_terms(other_terms, value)  # None without other terms
-    mask = None
-    if other_logits is not None or key_padding_mask is not None:
-        mask = make_mask(other_logits, key_padding_mask, hides_future, value)
-    # torch can hide the future itself, which is faster, but not in addition to a mask.
-    torch_hides_future = hides_future and mask is None
+    needs_mask = bool(other_terms) or key_padding_mask is not None
+    if needs_mask:
+        other_logits = sum_terms(other_terms, like=value)
+        mask = make_mask(other_logits, key_padding_mask, hides_future, like=value)
+        torch_hides_future = False  # The mask does it.
+    else:
+        mask = None
+        torch_hides_future = hides_future
+
     out = call_torch(query, key, value, mask, dropout, torch_hides_future, torch_scale)
     return join_heads(out)
 
@@ -74,12 +74,17 @@ def is_column_bias(term: Bias) -> bool:
     return term.bias.size(2) == 1
 
 
-def sum_terms(terms: list[Term], value: Tensor) -> Tensor | None:
-    """Returns the sum of some terms of the logits in the type of the values (B, H, T, d_h), or None without terms."""
+def sum_terms(terms: list[Term], like: Tensor) -> Tensor | None:
+    """Returns the sum of some terms of the logits, or None without terms.
+
+    Args:
+        terms: The terms.
+        like: The values, (B, H, T, d_h). The sum gets their type and has T columns.
+    """
     if not terms:
         return None
-    length = value.size(2)
-    return in_type(Logits(terms).total(length), value.dtype)
+    length = like.size(2)
+    return in_type(Logits(terms).total(length), like.dtype)
 
 
 def call_torch(
@@ -119,27 +124,31 @@ def call_torch(
     return out[..., :head_dim] if has_added_features else out
 
 
-def join_products(products: list[Product], column_biases: list[Bias], torch_scale: float, value: Tensor) -> Factors:
+def join_products(products: list[Product], column_biases: list[Bias], torch_scale: float, like: Tensor) -> Factors:
     """Returns one query and key, (B, H, T, r), with ``torch_scale * query @ key^T`` equal to a sum of terms.
 
     Each term becomes a query and key of its own first. Joining their features then adds up the terms:
-    ``[q1 q2] [k1 k2]^T = q1 k1^T + q2 k2^T``.
+    ``[q1 q2] [k1 k2]^T = q1 k1^T + q2 k2^T``. For example, with a torch_scale of 0.125:
+
+        term                    its query             its key               0.125 * its query @ its key^T
+        product 0.125 * q k     q                     k                     0.125 * q k
+        bias b of the column    1 1 1 1 1 1 1 1       b b b b b b b b       0.125 * 8 * b = b
+        sum                     q 1 1 1 1 1 1 1 1     k b b b b b b b b     0.125 * q k + b
 
     Args:
         products: The inner products of the sum, at least one.
         column_biases: The biases of the sum, each of which depends only on the column.
         torch_scale: The number by which torch multiplies the inner product of the query and key.
-        value: V, (B, H, T, d_h). Only its sizes, type and device are read.
+        like: The values, (B, H, T, d_h). Only their sizes, type and device are read.
     """
-    bsz, num_heads, _, _ = value.size()
-    # A query and a key for each term. Their product is the term divided by torch_scale.
-    pairs = []
+    bsz, num_heads, _, _ = like.size()
+    pairs = []  # the query and key of each term
     for product in products:
         pairs.append(product_for_torch(product, torch_scale))
     for column_bias in column_biases:
-        pairs.append(column_bias_for_torch(column_bias, torch_scale, value))
+        pairs.append(column_bias_for_torch(column_bias, torch_scale, like))
     query, key = join_factors(pairs, bsz, num_heads)
-    return Factors(in_type(query, value.dtype), in_type(key, value.dtype))
+    return Factors(in_type(query, like.dtype), in_type(key, like.dtype))
 
 
 def product_for_torch(term: Product, torch_scale: float) -> Factors:
@@ -151,7 +160,7 @@ def product_for_torch(term: Product, torch_scale: float) -> Factors:
     return apply_scale_and_weight(term.query, term.key, remaining_scale, term.weight)
 
 
-def column_bias_for_torch(term: Bias, torch_scale: float, value: Tensor) -> Factors:
+def column_bias_for_torch(term: Bias, torch_scale: float, like: Tensor) -> Factors:
     """Returns a query and key, (B, H, T, 8), with ``torch_scale * query @ key^T`` equal to a bias times its weight.
 
     A column has the bias b in all rows. One feature would be enough for the product 1 * b. But torch's kernels want a
@@ -164,12 +173,12 @@ def column_bias_for_torch(term: Bias, torch_scale: float, value: Tensor) -> Fact
     Args:
         term: The bias, (B or 1, H or 1, 1, T), and its weight. If the weight is None, it is 1.
         torch_scale: The number by which torch multiplies the inner product.
-        value: V, (B, H, T, d_h). Only its sizes, type and device are read.
+        like: The values, (B, H, T, d_h). Only their sizes, type and device are read.
     """
-    bsz, num_heads, length, _ = value.size()
+    bsz, num_heads, length, _ = like.size()
     unweighted_feature = 1 / (FEATURE_MULTIPLE * torch_scale)
     if term.weight is None:
-        query_feature = value.new_full([1, 1, 1, 1], unweighted_feature)
+        query_feature = like.new_full([1, 1, 1, 1], unweighted_feature)
     else:
         query_feature = term.weight * unweighted_feature  # (1, H, 1, 1)
     key_feature = term.bias.transpose(2, 3)  # (B or 1, H or 1, T, 1): the bias of a column belongs to its key
@@ -205,9 +214,7 @@ def has_full_size(product: Factors, bsz: int, num_heads: int) -> bool:
     return query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
 
 
-def make_mask(
-    other_logits: Tensor | None, key_padding_mask: Tensor | None, hides_future: bool, value: Tensor
-) -> Tensor:
+def make_mask(other_logits: Tensor | None, key_padding_mask: Tensor | None, hides_future: bool, like: Tensor) -> Tensor:
     """Returns the numbers (B, H, T, T) that torch is to add to the inner products.
 
     They are the sum of the other logits, a very low number in the columns of padding, and minus infinity in the columns
@@ -217,12 +224,12 @@ def make_mask(
         other_logits: The part of the logits that is no inner product, (B or 1, H or 1, T or 1, T), or None.
         key_padding_mask: (B, T), true at padding, or None. It must be given if there are no other logits.
         hides_future: Whether a row sees only the columns up to its own.
-        value: V, (B, H, T, d_h). Only its sizes and type are read.
+        like: The values, (B, H, T, d_h). Only their sizes and type are read.
     """
-    bsz, num_heads, length, _ = value.size()
+    bsz, num_heads, length, _ = like.size()
     mask = other_logits
     if key_padding_mask is not None:
-        mask = add_padding(other_logits, key_padding_mask, value.dtype)
+        mask = add_padding(other_logits, key_padding_mask, like.dtype)
     assert mask is not None, "neither other logits nor padding: there is nothing to add"
     if hides_future:
         # This is minus infinity in later columns only. So every row keeps a finite number in its own column, even if

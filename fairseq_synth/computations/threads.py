@@ -18,59 +18,52 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def compute_in_threads(
-    function: Callable[[Item], Result], items: Sequence[Item], take_result: Callable[[Item, Result], None]
-) -> None:
-    """Computes ``function(item)`` for each item in several threads, and calls ``take_result(item, result)`` for each.
+def compute_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+    """Computes ``function(item)`` for each item in several threads, and yields each item with its result.
 
-    The function runs outside autocast and without gradients. The caller must have turned gradients off already, as
-    torch does in an autograd function, because the function may run in the caller's thread.
+    The pairs come in the order of the items, however fast the threads are. What the caller does with them happens in
+    the caller's own thread. Nothing is computed before the caller asks for the first pair.
 
     Args:
-        function: Computes the result of an item, in any thread.
+        function: Computes the result of an item, in any thread. It runs outside autocast and without gradients. The
+            caller must have turned gradients off already, as torch does in an autograd function, because the function
+            may run in the caller's thread.
         items: The items.
-        take_result: Takes the result of an item. It runs in the caller's thread, in the order of the items.
     """
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(items) == 1:
-        compute_in_this_thread(function, items, take_result)
-    else:
-        compute_in_pool(function, items, take_result, num_threads)
+        return compute_in_this_thread(function, items)
+    return compute_in_pool(function, items, num_threads)
 
 
-def compute_in_this_thread(
-    function: Callable[[Item], Result], items: Sequence[Item], take_result: Callable[[Item, Result], None]
-) -> None:
-    """Computes ``function(item)`` for each item in this thread, and calls ``take_result(item, result)`` after each.
+def compute_in_this_thread(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+    """Computes ``function(item)`` for each item in this thread, and yields the item with its result.
 
     torch may use all cores for each item.
     """
     for item in items:
         with torch.autocast("cpu", enabled=False):
             result = function(item)
-        take_result(item, result)
+        yield item, result
 
 
 def compute_in_pool(
-    function: Callable[[Item], Result],
-    items: Sequence[Item],
-    take_result: Callable[[Item, Result], None],
-    num_threads: int,
-) -> None:
-    """Computes ``function(item)`` for each item in a pool of threads, and calls ``take_result(item, result)`` for each.
+    function: Callable[[Item], Result], items: Sequence[Item], num_threads: int
+) -> Iterator[tuple[Item, Result]]:
+    """Computes ``function(item)`` for each item in a pool of threads, and yields the item with its result.
 
-    * ``function`` runs in `num_threads` threads of the pool. torch computes on one core in each of them, without
+    * The function runs in `num_threads` threads of the pool. torch computes on one core in each of them, without
       gradients and outside autocast.
-    * ``take_result`` runs in this thread, in the order of the items, while the pool computes later items. torch
-      computes on one core here, too, because the pool keeps all cores busy.
+    * The caller takes the results in this thread, while the pool computes later items. torch computes on one core
+      here, too, because the pool keeps all cores busy.
     """
     pool = thread_pool(num_threads)
     compute = with_settings_of_this_thread(function)
     with one_core_for_this_thread():
-        # `map` starts all computations at once. Each step of the loop waits for the result of one item.
+        # `map` starts all computations at once. For each pair, this thread then waits for the result of one item. While
+        # the caller uses a result, this thread stays within the ``with`` statement.
         results = pool.map(compute, items)
-        for item, result in zip(items, results, strict=True):
-            take_result(item, result)
+        yield from zip(items, results, strict=True)
 
 
 def with_settings_of_this_thread(function: Callable[[Item], Result]) -> Callable[[Item], Result]:

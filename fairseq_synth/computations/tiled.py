@@ -16,9 +16,10 @@ a term is. A new kind of term only has to be added to `cast_for_tiles` and `DIME
 """
 
 import enum
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -265,16 +266,15 @@ class Block(NamedTuple):
             field: The field of the term that the tensor is in, such as "query". It says what the dimensions are.
         """
         tokens = slice(0, self.length)
-        # The part of each dimension that a tensor may have. The last dimension of x may be distances. If it is another
-        # one, `cut_dimensions` does not read the part of the distances.
         parts = {
             Dimension.SENTENCES: self.sentences,
             Dimension.HEADS: self.heads,
             Dimension.ROWS: tokens,
             Dimension.COLUMNS: tokens,
-            Dimension.DISTANCES: find_distances(self.length, num_distances=x.size(-1)),
         }
-        return cut_dimensions(x, field, parts)
+        if Dimension.DISTANCES in DIMENSIONS[field]:
+            parts[Dimension.DISTANCES] = find_distances(self.length, num_distances=x.size(-1))
+        return cut_dimensions(x, field, parts)  # Each dimension of x is cut to its part, and features stay whole.
 
     def cut_terms(self, terms: Sequence[Term]) -> list[Term]:
         """Returns the terms of the logits with the block's parts of their tensors, as views."""
@@ -506,13 +506,22 @@ class Plan(NamedTuple):
     tensor_names: list[TensorName]  # where each tensor argument of `TiledAttention` belongs in the terms
     trained_names: list[TensorName]  # those of the tensors that need a gradient
 
+    def complete_terms(self, tensor_arguments: Sequence[Tensor]) -> list[Term]:
+        """Returns the terms with their tensors, which are given in the order of `tensor_names`."""
+        tensors = dict(zip(self.tensor_names, tensor_arguments, strict=True))
+        return insert_tensors(self.bare_terms, tensors)
+
 
 def call_tiled_attention(blocks: list[Block], terms: Sequence[Term], value: Tensor) -> Tensor:
     """Returns ``softmax(S) V``, (B, H, T, d_h), computed by the autograd function `TiledAttention`.
 
     Autograd computes gradients only for tensors that are arguments themselves, and not for tensors inside of a term. So
-    the terms are taken apart: each tensor becomes an argument. The plan has everything else, which are the terms with
-    None in place of each tensor, and the names that say where each tensor belongs.
+    the terms are taken apart, and `Plan.complete_terms` puts them together again. For example:
+
+        terms           Product(query=q, key=k, scale=0.125)
+        bare terms      Product(query=None, key=None, scale=0.125)
+        tensor names    TensorName(term=0, field="query"), TensorName(term=0, field="key")
+        tensors         q, k
 
     Args:
         blocks: Parts of the batch that together contain every sentence and head once.
@@ -520,7 +529,7 @@ def call_tiled_attention(blocks: list[Block], terms: Sequence[Term], value: Tens
         value: V, (B, H, T, d_h).
     """
     tensors_by_name = collect_tensors(terms)
-    tensor_names = list(tensors_by_name)  # such as TensorName(term=0, field="query"), the query of the first term
+    tensor_names = list(tensors_by_name)
     tensors = list(tensors_by_name.values())  # in the order of their names
     plan = Plan(
         blocks=blocks,
@@ -536,7 +545,7 @@ class TiledAttention(torch.autograd.Function):
     """Computes ``softmax(S) V``, (B, H, T, d_h), and its gradients. It saves nothing but its inputs.
 
     S is a sum of terms, which contain tensors and numbers. torch gives gradients only to tensors that are arguments of
-    their own. So the tensors are passed apart from the terms, and `insert_tensors` puts both together again.
+    their own. So the tensors are passed apart from the terms, and `Plan.complete_terms` puts both together again.
     """
 
     @staticmethod
@@ -551,25 +560,17 @@ class TiledAttention(torch.autograd.Function):
         """
         ctx.plan = plan
         ctx.save_for_backward(value, *tensor_arguments)
-        tensors = dict(zip(plan.tensor_names, tensor_arguments, strict=True))
-        terms = insert_tensors(plan.bare_terms, tensors)
+        terms = plan.complete_terms(tensor_arguments)
         out = empty_like_values(value, plan.blocks)
-
-        def compute_one(block: Block) -> Tensor:
-            """Runs in several threads."""
-            return compute_block(block, terms, value)
-
-        def write_one(block: Block, block_out: Tensor) -> None:
-            """Runs in this thread, once for each block."""
+        compute = functools.partial(compute_block, terms=terms, value=value)  # It runs in several threads.
+        for block, block_out in compute_in_threads(compute, plan.blocks):
             block.write(out, block_out)
-
-        compute_in_threads(compute_one, plan.blocks, take_result=write_one)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of the arguments of ``forward(ctx, plan, value, *tensor_arguments)``, without `ctx`.
+        """Returns a gradient for each argument of `forward` but `ctx`: the plan, the values, and each tensor argument.
 
         The gradient is None for an argument that needs no gradient.
 
@@ -578,15 +579,16 @@ class TiledAttention(torch.autograd.Function):
             grad_out: The gradient of the output, (B, H, T, d_h).
         """
         plan = ctx.plan
-        # `forward` has saved its arguments in this order. The others are the tensors of `plan.tensor_names`.
-        value, *tensor_arguments = ctx.saved_tensors
-        tensors = dict(zip(plan.tensor_names, tensor_arguments, strict=True))
-        # Each tensor is put back into the term from which it was taken.
-        terms = insert_tensors(plan.bare_terms, tensors)
+        value, *tensor_arguments = ctx.saved_tensors  # in the order in which `forward` has saved them
+        terms = plan.complete_terms(tensor_arguments)
         gradients = differentiate_blocks(plan.blocks, terms, plan.trained_names, value, grad_out)
-        grad_plan = None  # The plan has no tensors.
-        # There is no gradient of a tensor that is not trained.
-        grad_tensor_arguments = [gradients.tensors.get(name) for name in plan.tensor_names]
+
+        # torch assigns the gradients by position: to the plan, the values, and the tensors in order of their names.
+        grad_plan = None  # The plan is no tensor.
+        grad_tensor_arguments = []
+        for name in plan.tensor_names:
+            grad = gradients.tensors.get(name)  # None if the tensor is not trained
+            grad_tensor_arguments.append(grad)
         return (grad_plan, gradients.value, *grad_tensor_arguments)
 
 
@@ -617,24 +619,34 @@ def zeros_for_sum(tensor: Tensor) -> Tensor:
 def compute_block(block: Block, terms: Sequence[Term], value: Tensor) -> Tensor:
     """Returns ``softmax(S) V`` for some sentences and heads of the batch, computed a few rows at a time.
 
-    The result is (sentences, heads, tokens, features), like the result of `Block.read`.
+    The result is (sentences, heads, tokens, features), like the result of `Block.read`. There are three levels:
+
+        batch                               terms           value
+        block: some sentences and heads     block_normal    block_value      block_out
+        tile: some rows of the block        tile_normal     visible_value    tile_out
+
+    A normal form is the sum of all terms as ``query @ key^T + left (x) right + bias``, which takes less memory than the
+    logits. The logits themselves are only computed for a tile.
 
     Args:
         block: Which sentences and heads.
         terms: The terms that the logits S are a sum of, for the whole batch.
         value: The values V of the whole batch, (B, H, T, d_h).
     """
+    # From the batch to the block.
+    block_terms = block.cut_terms(terms)
+    block_normal = block.normal_form(block_terms)
     block_value = block.read(value)  # (sentences, heads, tokens, features)
-    # The logits of the block as ``query @ key^T + left (x) right + bias``, which takes less memory than the logits.
-    block_normal = block.normal_form(block.cut_terms(terms))
     block_out = torch.empty_like(block_value)
     for tile in block.tiles():
-        # For example, the query of the tile's rows, and the key of its columns.
+        # From the block to the tile: the query of the tile's rows, for example, and the key of its columns. Under the
+        # causal mask, the columns are only those up to the last row.
         tile_normal = tile.cut_normal_form(block_normal)
-        weights = tile_weights(tile_normal, tile, block)  # (sentences, heads, rows, columns)
-        # Under the causal mask, the rows see only the first columns of the block.
         visible_value = block_value[:, :, tile.columns]
-        block_out[:, :, tile.rows] = torch.matmul(weights.to(value.dtype), visible_value)
+        # Columns that a row may not see, because of padding or the causal mask, have the weight 0.
+        weights = tile_weights(tile_normal, tile, block)  # (sentences, heads, rows, columns)
+        tile_out = torch.matmul(weights.to(value.dtype), visible_value)
+        block_out[:, :, tile.rows] = tile_out
     return block_out
 
 
@@ -692,6 +704,13 @@ def hide_padding_(scores: Tensor, hidden: Tensor) -> None:
 def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
     """Returns the logits of a tile, (sentences, heads, rows, columns), in memory of their own, to be masked in place.
 
+    The sum of the tile's normal form is copied in two cases:
+
+    1. It has one head or row that stands for all. Masks differ by row, so that each row needs memory of its own.
+    2. It is a bias alone. Then it may be a view of a parameter, which must not change.
+
+    Otherwise a product has been computed, which is always in new memory.
+
     Args:
         tile_normal: The logits of the tile, as ``query @ key^T + left (x) right + bias``.
         tile: Some rows of the block, and the columns that they see.
@@ -702,15 +721,14 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     num_columns = tile.columns.stop - tile.columns.start
     scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
 
-    # The logits are copied in two cases. First, a bias alone may be a view of a parameter, which must not change. Any
-    # product, in contrast, has been computed into new memory.
-    is_bias_alone = tile_normal.query is None and tile_normal.left is None
-    # Second, `scores` has one head or row that stands for all. Masks differ by row, so that each row needs memory.
     stands_for_all_heads = scores.size(1) != num_heads
     stands_for_all_rows = scores.size(2) != num_rows
-    if is_bias_alone or stands_for_all_heads or stands_for_all_rows:
+    if stands_for_all_heads or stands_for_all_rows:  # case 1
         # `expand` repeats the head or row without memory, and `clone` then gives each of them memory of its own.
         return scores.expand(-1, num_heads, num_rows, -1).clone()
+    is_bias_alone = tile_normal.query is None and tile_normal.left is None
+    if is_bias_alone:  # case 2
+        return scores.clone()
     return scores
 
 
@@ -746,33 +764,31 @@ def differentiate_blocks(
         grad_out: The gradient of the output, (B, H, T, d_h).
     """
     tensors = collect_tensors(terms)
-    grad_value = empty_like_values(value, blocks)  # 0 at padding, which is in no block
-    grad_sums = {name: zeros_for_sum(tensors[name]) for name in trained_names}  # in fp32 at least
-    batch_gradients = Gradients(grad_value, grad_sums)
-
-    def differentiate_one(block: Block) -> Gradients:
-        """Runs in several threads, and changes nothing."""
-        return differentiate_block(block, terms, trained_names, value, grad_out)
-
-    def add_one(block: Block, block_gradients: Gradients) -> None:
-        """Runs in this thread, in the order of the blocks, so that the rounding of the sums is always the same."""
-        add_block_gradients(batch_gradients, block, block_gradients)
-
-    compute_in_threads(differentiate_one, blocks, take_result=add_one)
+    sums = Gradients(
+        value=empty_like_values(value, blocks),  # 0 at padding, which is in no block
+        tensors={name: zeros_for_sum(tensors[name]) for name in trained_names},  # in fp32 at least
+    )
+    # This runs in several threads, and changes nothing.
+    differentiate = functools.partial(
+        differentiate_block, terms=terms, trained_names=trained_names, value=value, grad_out=grad_out
+    )
+    # The sums are changed in this thread alone, in the order of the blocks, so that their rounding is always the same.
+    for block, block_gradients in compute_in_threads(differentiate, blocks):
+        add_block_gradients(sums, block, block_gradients)
     # Autograd wants the gradient of a tensor in the tensor's type.
-    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
-    return Gradients(grad_value, grad_tensors)
+    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in sums.tensors.items()}
+    return sums._replace(tensors=grad_tensors)
 
 
-def add_block_gradients(batch_gradients: Gradients, block: Block, block_gradients: Gradients) -> None:
-    """Adds the gradients of a block to those of the whole batch in place.
+def add_block_gradients(sums: Gradients, block: Block, block_gradients: Gradients) -> None:
+    """Adds the gradients of a block to those of the whole batch, `sums`, in place.
 
     Only the part of each sum for the block's sentences, heads and tokens changes. No other block has the same values,
     so their gradient is written instead of added.
     """
-    block.write(batch_gradients.value, block_gradients.value)
+    block.write(sums.value, block_gradients.value)
     for name, block_grad in block_gradients.tensors.items():
-        part_of_sum = block.cut(batch_gradients.tensors[name], name.field)  # a view: adding to it changes the sum
+        part_of_sum = block.cut(sums.tensors[name], name.field)  # a view: adding to it changes the sum
         part_of_sum.add_(block_grad)
 
 
@@ -804,14 +820,24 @@ def differentiate_block(
     return Gradients(grad_value, grad_tensors)
 
 
-def new_leaf(tensor: Tensor, needs_gradient: bool) -> Tensor:
-    """Returns the tensor, as a view, as a *leaf* of autograd: a tensor at which autograd's record begins.
+Name = TypeVar("Name", bound=Hashable)
 
-    The gradient of whatever is computed from the leaf is passed back to the leaf, and no further.
+
+def new_leaves(tensors: Mapping[Name, Tensor], trained_names: Collection[Name]) -> dict[Name, Tensor]:
+    """Returns a *leaf* of autograd for each tensor: a view of it at which autograd's record begins.
+
+    Gradients of whatever is computed from the leaves are passed back to the leaves, and no further.
+
+    Args:
+        tensors: {any name: a tensor}.
+        trained_names: The names of the tensors that need a gradient.
     """
-    leaf = tensor.detach()
-    leaf.requires_grad = needs_gradient
-    return leaf
+    leaves = {}
+    for name, tensor in tensors.items():
+        leaf = tensor.detach()
+        leaf.requires_grad = name in trained_names
+        leaves[name] = leaf
+    return leaves
 
 
 class RecordedNormalForm(NamedTuple):
@@ -825,21 +851,22 @@ def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Seque
     """Computes the normal form of a block again, while autograd records how it depends on the tensors of the terms.
 
     The normal form is the sum of the terms as ``query @ key^T + left (x) right + bias``. The record begins at the
-    block's part of each tensor, which becomes a *leaf* (`new_leaf`). `differentiate_normal_form` later computes the
-    gradients of the leaves from the gradient of the normal form.
+    *leaves*, one for each tensor of the terms:
+
+        the block's part of each tensor = leaf  ->  terms  ->  normal form
+
+    `differentiate_normal_form` later computes the gradients of the leaves from the gradient of the normal form.
 
     Args:
         block: Some sentences and heads of the batch.
         terms: The terms of the logits, for the whole batch.
         trained_names: The names of the terms' tensors that need a gradient.
     """
-    parts_of_terms = block.cut_terms(terms)
-    leaves = {}
-    for name, tensor in collect_tensors(parts_of_terms).items():
-        leaves[name] = new_leaf(tensor, needs_gradient=name in trained_names)
-    recorded_terms = insert_tensors(parts_of_terms, leaves)  # with the leaves in place of their tensors
-    with torch.enable_grad():  # The backward pass itself runs without.
-        normal = block.normal_form(recorded_terms)
+    block_terms = block.cut_terms(terms)
+    leaves = new_leaves(collect_tensors(block_terms), trained_names)  # {name of a tensor: its leaf}
+    terms_of_leaves = insert_tensors(block_terms, leaves)  # the same terms, in which each tensor is a leaf
+    with torch.enable_grad():  # Without this, nothing would be recorded: in a backward pass, recording is off.
+        normal = block.normal_form(terms_of_leaves)
     trained_leaves = {name: leaves[name] for name in trained_names}
     return RecordedNormalForm(normal, trained_leaves)
 
@@ -890,34 +917,38 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         grad_out: The gradient of the block's output, of the same size.
     """
     trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
-    # Each tile is added to these sums in place.
-    grad_value = torch.empty_like(value)
-    grad_normal = {field: zeros_for_sum(tensor) for field, tensor in trained.items()}
-    # The last tile comes first, because its last row sees all tokens, even under the causal mask. So it writes all of
-    # `grad_value`, which then need not be filled with zeros before.
-    is_first = True
-    for tile in reversed(block.tiles()):
+    sums = NormalFormGradients(
+        value=torch.zeros_like(value),
+        normal={field: zeros_for_sum(tensor) for field, tensor in trained.items()},
+    )
+    for tile in reversed(block.tiles()):  # Another order would only round the sums differently.
         # The weights of the tile are computed again, because the forward pass has not kept them.
         recorded = record_weights(tile, block, normal, trained_fields=list(trained))
         tile_grad_out = grad_out[:, :, tile.rows]
-        add_value_gradient(grad_value, recorded.weights, tile_grad_out, tile, is_first)
-        add_normal_form_gradients(grad_normal, recorded, tile_grad_out, value, tile)
-        is_first = False
-    return NormalFormGradients(grad_value, grad_normal)
+        # Both add the gradients of the tile to the sums in place.
+        add_value_gradient(sums.value, recorded.weights, tile_grad_out, tile)
+        add_normal_form_gradients(sums.normal, recorded, tile_grad_out, value, tile)
+    return sums
 
 
 class RecordedWeights(NamedTuple):
     """The attention weights of a tile, whose computation autograd has recorded."""
 
     weights: Tensor  # (sentences, heads, rows, columns)
-    trained_leaves: dict[str, Tensor]  # {field of `NormalForm`: the tile's part of it}, for those that need a gradient
+    # {field of `NormalForm`: the tile's part of it, at which the record begins}, for the fields that need a gradient
+    trained_leaves: dict[str, Tensor]
 
 
 def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecordedWeights:
     """Computes the attention weights of a tile again, while autograd records how they depend on the normal form.
 
-    The record begins at the tile's part of each tensor of the normal form, which becomes a *leaf* (`new_leaf`).
-    `differentiate_weights` later computes the gradients of the leaves from the gradient of the weights.
+    The record begins at the *leaves*, one for each tensor of the normal form:
+
+        the tile's part of the query, key, ... = leaf  ->  logits  ->  weights
+
+    `differentiate_weights` later computes the gradients of the leaves from the gradient of the weights. The leaves are
+    new for each tile, so that autograd stops there. How the normal form depends on the terms comes later, once for all
+    tiles together (`differentiate_normal_form`).
 
     Args:
         tile: Some rows of the block, and the columns that they see.
@@ -926,26 +957,22 @@ def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields:
         trained_fields: The fields of `normal` that need a gradient, such as "query".
     """
     tile_normal = tile.cut_normal_form(normal)
-    leaves = {}
-    for field, tensor in tile_normal.tensors().items():
-        leaves[field] = new_leaf(tensor, needs_gradient=field in trained_fields)
-    recorded_normal = NormalForm(**leaves)  # with the leaves in place of the parts of the tensors
-    with torch.enable_grad():  # The backward pass itself runs without.
-        weights = tile_weights(recorded_normal, tile, block)
+    leaves = new_leaves(tile_normal.tensors(), trained_fields)  # {field of `NormalForm`: its leaf}
+    normal_of_leaves = NormalForm(**leaves)  # the same as `tile_normal`, but each tensor is a leaf
+    with torch.enable_grad():  # Without this, nothing would be recorded: in a backward pass, recording is off.
+        weights = tile_weights(normal_of_leaves, tile, block)
     trained_leaves = {field: leaves[field] for field in trained_fields}
     return RecordedWeights(weights, trained_leaves)
 
 
-def add_value_gradient(grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile, is_first: bool) -> None:
+def add_value_gradient(grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> None:
     """Adds a tile's part of the gradient of a block's values, ``weights^T @ tile_grad_out``, to `grad_value` in place.
 
     Args:
         grad_value: The sum over the tiles so far, (sentences, heads, length, features), in contiguous memory.
         weights: The attention weights of the tile, (sentences, heads, rows, columns).
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
-        tile: The tile, whose columns of `grad_value` are changed.
-        is_first: Whether the tile is the first one. Its part is written instead of added. It must have all columns,
-            because nothing else is in `grad_value` yet.
+        tile: The tile. The rows of `grad_value` that belong to its columns are changed.
     """
     # `baddbmm_` adds a product without memory for the product, but takes only lists of N matrices. So sentences and
     # heads become one dimension of N = sentences * heads.
@@ -953,11 +980,10 @@ def add_value_gradient(grad_value: Tensor, weights: Tensor, tile_grad_out: Tenso
     left = weights_transposed.flatten(0, 1)  # (N, columns, rows)
     right = tile_grad_out.flatten(0, 1)  # (N, rows, features)
     sentences, heads, length, features = grad_value.size()
-    matrices = grad_value.view(sentences * heads, length, features)  # in the memory of `grad_value`
-    visible_part = matrices[:, tile.columns]  # a view, too: changing it changes `grad_value`
-    # ``beta * visible_part + left @ right`` is written to `visible_part`. With 0, torch does not even read it.
-    beta = 0 if is_first else 1
-    visible_part.baddbmm_(left, right, beta=beta)
+    # Both are views, so that adding to `part_of_sum` changes `grad_value`. (`view` would fail rather than copy.)
+    matrices = grad_value.view(sentences * heads, length, features)
+    part_of_sum = matrices[:, tile.columns]  # (N, columns, features)
+    part_of_sum.baddbmm_(left, right)  # part_of_sum += left @ right
 
 
 def add_normal_form_gradients(
@@ -987,19 +1013,25 @@ def add_normal_form_gradients(
 
 
 def differentiate_weights(recorded: RecordedWeights, tile_grad_out: Tensor, visible_value: Tensor) -> dict[str, Tensor]:
-    """Returns {field of `NormalForm`: the gradient of the tile's part of it} for each of `trained_leaves`.
+    """Returns {field of `NormalForm`: the gradient of the tile's part of it}, for the fields that need one.
+
+    The tile's parts are the leaves of autograd's record. The gradients go from right to left:
+
+        leaf of each field  ->  weights  ->  output of the tile = weights @ visible_value
+                            (2)          (1)
 
     Args:
-        recorded: The attention weights of the tile.
+        recorded: The attention weights of the tile, and the leaves.
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         visible_value: The values of the tile's columns, (sentences, heads, columns, features).
     """
     leaves = recorded.trained_leaves
     if not leaves:
         return {}
-    # The output is ``weights @ visible_value``, so the gradient of the weights is ``grad_out @ visible_value^T``.
+    # (1) From the output to the weights.
     grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3))
     # The weights are in fp32 at least, even if the values are in half precision. Autograd wants the same type.
     grad_weights = grad_weights.to(recorded.weights.dtype)
-    grads = torch.autograd.grad(recorded.weights, list(leaves.values()), grad_weights)
-    return dict(zip(leaves, grads, strict=True))
+    # (2) From the weights to the leaves.
+    grads = torch.autograd.grad(recorded.weights, inputs=list(leaves.values()), grad_outputs=grad_weights)
+    return dict(zip(leaves, grads, strict=True))  # {field of a leaf: its gradient}
