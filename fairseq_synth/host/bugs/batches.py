@@ -40,9 +40,10 @@ def resume_with_the_same_batches(
     if not forms_batches_for_all_epochs(self, dataset, arguments=kwargs):
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
-    iterator = original(self, dataset, *args, **arguments_for_epoch_1)  # forms the batches
-    # From now on, the iterator reads its epoch only to count the epochs and to shuffle the finished batches. Without
-    # this line, the training would start again with epoch 1.
+    iterator = original(self, dataset, *args, **arguments_for_epoch_1)
+    # The batches are finished now: a list of lists of sentences. Of its epoch, the iterator only makes the order in
+    # which it yields them, and the number of the next epoch. Without this line, the training would start again with
+    # epoch 1.
     iterator.epoch = current_epoch
     return iterator
 
