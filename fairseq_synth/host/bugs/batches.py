@@ -41,9 +41,8 @@ def resume_with_the_same_batches(
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
     iterator = original(self, dataset, *args, **arguments_for_epoch_1)
-    # The batches are finished now: a list of lists of sentences. Of its epoch, the iterator only makes the order in
-    # which it yields them, and the number of the next epoch. Without this line, the training would start again with
-    # epoch 1.
+    # The iterator has its list of batches now. It uses its epoch only to choose their order, and to count the epochs.
+    # Without this line, the training would start again with epoch 1.
     iterator.epoch = current_epoch
     return iterator
 
