@@ -293,25 +293,24 @@ def make_source(sentences: int, length: int) -> dict[str, Tensor]:
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
     """Returns a function whose time shows how long the CPU takes to start the work of a self-attention on a GPU.
 
-    The returned function runs the attention forward and backward on the CPU, but on the branch that it takes on a GPU.
-    The work that only a GPU can do is replaced by functions that take next to no time. All other code runs as it is:
-    that of this project, and operations of torch such as matrix products, which are fast with so small a batch.
+    The returned function runs the attention forward and backward on the CPU, but chooses the code for a GPU:
+
+        code of this project        runs as on a GPU
+        launch of a Triton kernel   only builds the arguments of the launch
+        torch's fused attention     is left out
+        other operations of torch   run on the CPU, where they are fast with so small a batch
 
     Args:
         name: ``stock`` or a variant.
         with_kernels: whether the Triton kernels are switched on.
         repeats: how often one call of the returned function runs the attention.
     """
-    run_attention = make_narrow_step(name)
+    run_attention = make_narrow_step(name)  # runs a narrow attention forward and backward once
 
     def step() -> None:
         """Runs the attention forward and backward, `repeats` times."""
-        gpu = fake_gpu(
-            with_kernels,
-            on_launch=build_arguments,  # in place of a launch of a Triton kernel: only builds its arguments
-            on_fused_attention=ignore_fused_attention,  # in place of torch's fused attention: does nothing
-        )
-        with gpu:
+        # The two functions are called in place of a launch and of torch's fused attention.
+        with fake_gpu(with_kernels, on_launch=build_arguments, on_fused_attention=ignore_fused_attention):
             for _ in range(repeats):
                 run_attention()
 

@@ -113,14 +113,14 @@ def is_raised_again(error: BaseException) -> bool:
     return package in ("fairseq", "torch") and type(error) in (Exception, RuntimeError)
 
 
-def first_line(error: BaseException, marker: str = "") -> str:
-    """Returns the first line of an error's message that contains `marker`; if there is none, the message's first line.
+def first_line(error: BaseException, containing: str = "") -> str:
+    """Returns the first line of an error's message that contains a text; if there is none, the message's first line.
 
     A full stop at its end is left out. An error without a message has the name of its class.
     """
     lines = str(error).splitlines() or [type(error).__name__]
     for line in lines:
-        if marker in line:
+        if containing in line:
             return line.strip().rstrip(".")
     return lines[0].rstrip(".")
 

@@ -119,16 +119,21 @@ def describe_updates(updates: int) -> str:
 def cost_table(name: str, runs_by_updates: RunsByUpdates, speed_ups: Mapping[str, float]) -> str:
     """Returns a table with a row for each conversion: parameters, speed-up, and costs after each number of updates.
 
-    The first row is the Transformer, for which `cost_cells` returns its scores instead of costs.
+    For example, with costs as converted and after 1,000 updates:
+
+        model                    parameters   speed-up   BLEU minus Transformer, as converted   after 1,000 updates
+        Transformer: its BLEU    6.00M        1.00       38.20                                  38.30
+        encoder `random`         5.50M        1.10       −4.10                                  −0.50
 
     Args:
         name: the name of the table in recipes/ whose Transformer was converted.
-        runs_by_updates: {updates: {conversion: its runs}}, with rising numbers of updates, which are the columns. The
-            rows are the conversions that were trained for the fewest updates.
+        runs_by_updates: {updates: {conversion: its runs}}, with rising numbers of updates, as `group_runs_by_updates`
+            returns them. All conversions were measured after the fewest updates, and some of them also after more.
         speed_ups: {conversion: its speed-up}. If it is empty, there is no such column.
     """
-    # The columns of costs, one for each number of updates: {conversion: its cell}.
-    cost_columns = [cost_cells(name, runs_by_conversion) for runs_by_conversion in runs_by_updates.values()]
+    cost_columns = []  # for each number of updates {conversion: its cell}
+    for runs_by_conversion in runs_by_updates.values():
+        cost_columns.append(cost_cells(name, runs_by_conversion))
     fewest_updates = min(runs_by_updates)
     rows = []
     for conversion, runs in runs_by_updates[fewest_updates].items():
@@ -136,7 +141,7 @@ def cost_table(name: str, runs_by_updates: RunsByUpdates, speed_ups: Mapping[str
         if speed_ups:
             cells.append(speed_up_cell(speed_ups, conversion))
         for cost_column in cost_columns:
-            cells.append(cost_column.get(conversion, ""))  # empty if it was not trained for so many updates
+            cells.append(cost_column.get(conversion, ""))  # empty if it was not measured after so many updates
         rows.append(cells)
     headings = cost_headings(name, list(runs_by_updates), has_speed_ups=bool(speed_ups))
     return markdown_table(headings, rows)
@@ -241,22 +246,21 @@ def list_note(records_of_seeds: Sequence[Record]) -> list[str]:
 def replacement_table(name: str) -> str:
     """Returns a table of how much the loss of a trained Transformer grows when functions replace its dot products.
 
-    All heads of a stack (encoder or decoder self-attention) are replaced at once, and nothing is trained afterwards. A
-    row is a stack, and a column is a function. The cells are means over the seeds.
+    All heads of the self-attentions in the encoder, in the decoder or in both are replaced at once, and nothing is
+    trained afterwards. A row is one of these stacks, and a column is a function. The cells are means over the seeds.
     """
-    # {function: {stack: growth of the loss}} for each seed. All seeds have the same functions and stacks.
-    growths_of_seeds = [record["replaced"] for record in load_conversions(name) if "replaced" in record]
-    if not growths_of_seeds:
+    # A measurement is {function: {stack: growth of the loss}}, with the same functions and stacks for each seed.
+    measurements = [record["replaced"] for record in load_conversions(name) if "replaced" in record]
+    if not measurements:
         return NOTHING_CONVERTED
-    growths_of_first_seed = growths_of_seeds[0]
-    functions = list(growths_of_first_seed)
-    first_function = functions[0]
-    stacks = list(growths_of_first_seed[first_function])
+    any_measurement = measurements[0]
+    functions = list(any_measurement)
+    stacks = list(any_measurement[functions[0]])
     rows = []
     for stack in stacks:
         cells = [stack]
         for function in functions:
-            growths = [growths_of_seed[function][stack] for growths_of_seed in growths_of_seeds]
+            growths = [measurement[function][stack] for measurement in measurements]  # one for each seed
             cells.append(format_mean(growths, digits=3))
         rows.append(cells)
     function_headings = [f"`{function}`" for function in functions]

@@ -313,22 +313,24 @@ def build_design_matrix(observations: Sequence[Observation]) -> "numpy.ndarray[A
 def list_observations(pairs_by_model: Mapping[str, Sequence[Pair]], baseline: str, metric: str) -> list[Observation]:
     """Returns the value of a metric for every run in a pair. A run of the baseline occurs once, even in many pairs.
 
-    These are the values themselves and not the differences to the baseline. The differences of a group would not be
-    independent, because they all contain the same run of the baseline.
+    A run of the baseline and all runs that are compared with it are a group. For example, two models are compared with
+    the same run of the baseline. The three runs are the observations of a group:
+
+        Observation("transformer", group=1, value=38.2), Observation("random", 1, 37.1), Observation("dense", 1, 37.5)
+
+    The differences −1.1 and −0.7 would not do as observations. They are not independent, as both contain the 38.2.
     """
-    observations_of_baseline = []
-    observations_of_others = []
-    known_groups: set[int] = set()  # those whose run of the baseline has its observation already
+    baseline_runs: dict[int, Record] = {}  # {group: its run of the baseline}
+    observations = []
     for model, pairs in pairs_by_model.items():
         for pair in pairs:
-            group = pair.baseline_run_id  # A run of the baseline and all runs that are compared with it are a group.
-            if group not in known_groups:
-                known_groups.add(group)
-                baseline_value = float(pair.baseline["figures"][metric])
-                observations_of_baseline.append(Observation(baseline, group, baseline_value))
-            value = float(pair.run["figures"][metric])
-            observations_of_others.append(Observation(model, group, value))
-    return observations_of_baseline + observations_of_others
+            group = pair.baseline_run_id
+            baseline_runs[group] = pair.baseline  # the same run in all pairs of the group
+            observations.append(Observation(model, group, float(pair.run["figures"][metric])))
+    observations_of_baseline = []
+    for group, run in baseline_runs.items():
+        observations_of_baseline.append(Observation(baseline, group, float(run["figures"][metric])))
+    return observations_of_baseline + observations
 
 
 # ---- speeds

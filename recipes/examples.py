@@ -438,14 +438,15 @@ def read_heading(corpus: Corpus, rows: Iterator["NumberedCells"]) -> TableFile:
 
     `rows`: all rows of the file.
     """
-    first_row = next(rows, None)
-    other_rows = rows  # the iterator has gone on, so that the first row is no longer in it
+    first_row = next(rows, None)  # This takes the first row out of the iterator, which then has only the other rows.
     if first_row is None:  # an empty file
-        return TableFile(corpus.columns, other_rows)
+        return TableFile(corpus.columns, rows=rows)
     if not is_heading(corpus, first_row.cells):
-        return TableFile(corpus.columns, itertools.chain([first_row], other_rows))
-    columns = corpus.columns if corpus.kind == "labels" else first_row.cells
-    return TableFile(columns, other_rows)
+        all_rows = itertools.chain([first_row], rows)
+        return TableFile(corpus.columns, rows=all_rows)
+    if corpus.kind == "labels":
+        return TableFile(corpus.columns, rows=rows)
+    return TableFile(first_row.cells, rows=rows)
 
 
 def read_imdb_text(corpus: Corpus, path: Path) -> Rows:
@@ -611,7 +612,8 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
     """Returns a text in which two spans have a mark before and after them, such as "* the cat * saw # her #".
 
     If one span contains the other, the marks of the longer span are the outer marks. For example, in the text "her cat"
-    the spans {"*": "her cat", "#": "her"} are marked as "* # her # cat *".
+    the spans {"*": "her cat", "#": "her"} are marked as "* # her # cat *". Spans of the same length cannot contain each
+    other, so it does not matter which of them counts as the longer one.
 
     Args:
         text: the text.
@@ -625,17 +627,12 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
     shorter_mark, longer_mark = sorted(spans, key=length)
     shorter = spans[shorter_mark]
     longer = spans[longer_mark]
-    # Of insertions at the same index, the first in this list comes first in the text. So this order matters:
-    insertions = [
-        # Both spans are closed before one is opened: if * ends where # begins, the marks there are " *# ".
-        Insertion(shorter.end, f" {shorter_mark}"),
-        # If both end at the same index, the shorter one is closed first: "* the # cat # *".
-        Insertion(longer.end, f" {longer_mark}"),
-        Insertion(longer.start, f"{longer_mark} "),
-        # If both begin at the same index, the longer one is opened first: "* # her # cat *".
-        Insertion(shorter.start, f"{shorter_mark} "),
-    ]
-    return insert(text, insertions)
+    # Like brackets: the outer mark is opened first and closed last. This matters if both marks are at the same index,
+    # where they come in the order of these lists.
+    opening_marks = [Insertion(longer.start, f"{longer_mark} "), Insertion(shorter.start, f"{shorter_mark} ")]
+    closing_marks = [Insertion(shorter.end, f" {shorter_mark}"), Insertion(longer.end, f" {longer_mark}")]
+    # If one span ends where the other begins, it is closed before the other is opened.
+    return insert(text, [*closing_marks, *opening_marks])
 
 
 class Insertion(NamedTuple):

@@ -382,7 +382,7 @@ def test_the_gradient_of_a_head_is_the_derivative_of_the_loss(arch, trained, dat
     @torch.no_grad()
     def compute_loss(factor):
         mask = torch.tensor([1, factor], dtype=torch.float64)
-        with hooks.masked_heads(loaded.model, {"decoder.self.1": mask}):
+        with hooks.scaled_heads(loaded.model, {"decoder.self.1": mask}):
             loss_of_batch, _, _ = criterion(loaded.model, batch)
         return float(loss_of_batch)
 

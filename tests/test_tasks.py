@@ -596,7 +596,7 @@ def test_the_gradient_of_an_encoders_head_is_the_derivative_of_the_loss(corpus, 
 
     @torch.no_grad()
     def compute_loss_in_nats(factor):
-        with hooks.masked_heads(loaded.model, {"encoder.self.1": torch.tensor([1, factor])}):
+        with hooks.scaled_heads(loaded.model, {"encoder.self.1": torch.tensor([1, factor])}):
             return loss(loaded, batches) * math.log(2)
 
     derivative = (compute_loss_in_nats(1.01) - compute_loss_in_nats(0.99)) / 0.02

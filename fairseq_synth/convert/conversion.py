@@ -202,20 +202,25 @@ def has_synthesizing_functions(loaded: Loaded) -> bool:
 def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | None) -> int:
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
-    For example, let the longest sentence have 40 tokens. If the training reads sentences, the result is the value of
-    ``--max-length``, which may be up to 40, or 40 without the flag. If the training reads rows of text of 64 tokens,
-    the result is 64 in any case, because a model that takes only shorter rows could not continue the training.
+    It is the value of ``--max-length``, or without the flag the largest allowed value. But it is never less than a row
+    of text that the training reads, because a model that takes only shorter rows could not continue the training. Two
+    examples, in both of which the longest sentence that was read has 40 tokens:
+
+        the training reads    --max-length 30    --max-length 50    without the flag
+        sentences             30                 error              40
+        rows of 64 tokens     64                 64                 64
 
     Args:
         loaded: the old model.
-        longest_read: number of tokens in the longest sentence over which attention was averaged.
+        longest_read: number of tokens in the longest sentence over which attention was averaged. The constants of
+            later positions are unknown.
         max_length_flag: the value of ``--max-length``, or None.
 
     Raises:
         SynthesizerError: ``--max-length`` is larger than the longest sentence, and larger than a row.
     """
-    row_length = find_row_length(loaded.cfg)  # 64 in the example, or 0 if the training reads sentences
-    largest_allowed = max(longest_read, row_length)  # 64, or 40
+    row_length = find_row_length(loaded.cfg)  # 0 if the training reads sentences
+    largest_allowed = max(longest_read, row_length)
     if max_length_flag is None:
         return largest_allowed
     if max_length_flag > largest_allowed:
@@ -224,28 +229,23 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
             f"{longest_read} tokens, so later positions are unknown; use at most {largest_allowed}, or "
             "relative_random, which accepts any length"
         )
-    if max_length_flag < row_length:
-        return row_length  # A smaller value would be too short for the rows of the training.
-    return max_length_flag
+    return max(max_length_flag, row_length)
 
 
 def find_row_length(cfg: Any) -> int:
     """Returns the number of tokens in the longest row of text that a training may read; 0 if it reads sentences.
 
-    This depends on the kind of model:
-
-    * A language model reads rows of ``--tokens-per-sample`` tokens, and one more with ``--add-bos-token``.
-    * An encoder reads rows of ``--tokens-per-sample`` tokens. But a further training may have longer rows, up to
-      ``--max-positions``.
-    * A translation model reads sentences. It has none of these flags.
-
     Args:
         cfg: fairseq's config of the training.
     """
-    # A flag that the kind of model lacks counts as 0. So all three are 0 for a translation model.
-    tokens_per_sample: int = getattr(cfg.task, "tokens_per_sample", None) or 0
-    num_bos_tokens = 1 if getattr(cfg.model, "add_bos_token", False) else 0
-    max_positions: int = getattr(cfg.model, "max_positions", None) or 0  # only encoders have it
-    row_of_this_training = tokens_per_sample + num_bos_tokens
-    row_of_further_training = max_positions
-    return max(row_of_this_training, row_of_further_training)
+    tokens_per_sample: int = getattr(cfg.task, "tokens_per_sample", None) or 0  # 0: there is no such flag
+    max_positions: int = getattr(cfg.model, "max_positions", None) or 0  # 0: there is no such flag
+    is_encoder = max_positions > 0  # Only encoders, such as RoBERTa, have the flag --max-positions.
+    if is_encoder:
+        # A further training may have longer rows than this one, up to --max-positions.
+        return max(tokens_per_sample, max_positions)
+    is_language_model = tokens_per_sample > 0
+    if is_language_model:
+        adds_bos_token = getattr(cfg.model, "add_bos_token", False)  # one more token at the beginning of each row
+        return tokens_per_sample + 1 if adds_bos_token else tokens_per_sample
+    return 0  # a translation model

@@ -3,6 +3,7 @@
 A layer may then have heads of several kinds, which are groups of neighbouring heads with a mixture each.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,21 +38,10 @@ class NewGroup(NamedTuple):
         """The index of the old group from which the heads come if they are not replaced."""
         return self.heads[0].group_index
 
-    def as_head_group(self) -> HeadGroup:
-        """Returns what the group is in the new attention, without where its heads come from."""
-        return HeadGroup(functions=self.functions, num_heads=len(self.heads))
-
-
-class AttentionState(NamedTuple):
-    """The two parts of an attention's state dict.
-
-    Attributes:
-        projections: the entries of ``v_proj``, ``out_proj`` and so on.
-        functions: the entries ``synthesizer.*``, which are the parameters of the functions. The keys lack this prefix.
-    """
-
-    projections: dict[str, Tensor]
-    functions: dict[str, Tensor]
+    @property
+    def num_heads(self) -> int:
+        """The number of its heads."""
+        return len(self.heads)
 
 
 class NewAttention(NamedTuple):
@@ -75,9 +65,9 @@ def replace_heads(
 ) -> NewAttention:
     """Returns an attention in which some heads have another function.
 
-    In the new attention, heads with the same functions have to be neighbours. So the heads may get another order
-    (`order_heads`), and their parts of all projections get this order too. The output of the attention does not depend
-    on it. The comments show an example: head 2 of a Transformer's four heads gets the function ``random``.
+    In the new attention, the heads may have another order, so that heads with the same functions are neighbours. Their
+    parts of all projections get this order too, so that the output of the attention does not depend on it. The comments
+    show an example: head 2 of a Transformer's four heads gets the function ``random``.
 
     Args:
         old_state: the state dict of the old attention, which is not changed.
@@ -86,34 +76,17 @@ def replace_heads(
         function: their new function.
         parameters: {name: parameter of the new function, for all heads of the attention}.
     """
-    # All heads in their new order: 2, 0, 1, 3.
-    ordered_heads: list[OldHead] = order_heads(attention, replaced)
-    # The same heads in groups of equal functions: head 2 with ``random``, and the heads 0, 1 and 3 with ``vanilla``.
-    new_groups: list[NewGroup] = group_heads(attention, ordered_heads, function)
+    heads = order_heads(attention, replaced)  # 2, 0, 1, 3
+    groups = group_heads(attention, heads, function)  # head 2 with ``random``; 0, 1 and 3 with ``vanilla``
 
-    # A state dict has the projections of all heads, which are reordered, and the parameters of the functions.
-    old = split_state(old_state)
-    new = AttentionState(
-        projections=reorder_projections(old.projections, ordered_heads, head_dim=attention.module.head_dim),
-        functions=replace_functions(old.functions, attention, new_groups, parameters),
-    )
-
-    layer_spec = describe_groups([group.as_head_group() for group in new_groups])  # "random:1/vanilla:3"
-    return NewAttention(state=join_state(new), layer_spec=layer_spec)
-
-
-def split_state(state: dict[str, Tensor]) -> AttentionState:
-    """Returns the two parts of an attention's state dict."""
-    projections = {key: value for key, value in state.items() if not key.startswith("synthesizer.")}
-    return AttentionState(projections=projections, functions=select_prefix(state, "synthesizer."))
-
-
-def join_state(parts: AttentionState) -> dict[str, Tensor]:
-    """Returns the state dict of an attention; undoes `split_state`."""
-    state = dict(parts.projections)
-    for key, value in parts.functions.items():
-        state[f"synthesizer.{key}"] = value
-    return state
+    # The state dict has two parts: v_proj, out_proj and so on, and ``synthesizer.*``, the parameters of the functions.
+    old_projections = {key: value for key, value in old_state.items() if not key.startswith("synthesizer.")}
+    old_functions = select_prefix(old_state, "synthesizer.")  # with keys that lack this prefix
+    new_state = reorder_projections(old_projections, heads, head_dim=attention.module.head_dim)
+    new_functions = replace_functions(old_functions, attention, groups, parameters)
+    for key, value in new_functions.items():
+        new_state[f"synthesizer.{key}"] = value
+    return NewAttention(state=new_state, layer_spec=describe_groups(groups))  # "random:1/vanilla:3"
 
 
 def reorder_projections(projections: dict[str, Tensor], heads: list[OldHead], head_dim: int) -> dict[str, Tensor]:
@@ -363,7 +336,7 @@ def select_input_heads(weight: Tensor, heads: list[int], head_dim: int) -> Tenso
     return selected.flatten(1, 2)
 
 
-def describe_groups(groups: list[HeadGroup]) -> str:
+def describe_groups(groups: Sequence[HeadGroup | NewGroup]) -> str:
     """Returns the value of ``--encoder-synthesizer`` for a layer with these groups of heads.
 
     For example, it is "random:6/dense+vanilla:2" for two groups, and "dense+vanilla" for a single one.

@@ -78,27 +78,26 @@ def convert_weights(
         parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
     """
-    old_state = model.state_dict()
-    new_state = dict(old_state)  # The loop replaces the entries of one attention after the other.
-    attentions = self_attentions(model)
-    layer_specs: dict[str, list[str]] = {attention.stack: [] for attention in attentions}
-    for attention in attentions:
-        specs_of_stack = layer_specs[attention.stack]
+    state = dict(model.state_dict())
+    layer_specs: dict[str, list[str]] = {}
+    for attention in self_attentions(model):
         heads_to_replace = {head.number for head in heads if head.attention == attention.name}
-        if not heads_to_replace:
-            specs_of_stack.append(describe_groups(attention.head_groups()))
-            continue
-        prefix = find_prefix(model, attention.module)  # The keys of each attention begin with another prefix.
-        new_attention = replace_heads(
-            select_prefix(old_state, prefix),
-            attention=attention,
-            replaced=heads_to_replace,
-            function=conversion.functions[attention.name],
-            parameters=parameters[attention.name],
-        )
-        replace_entries_(new_state, prefix, new_attention.state)
-        specs_of_stack.append(new_attention.layer_spec)
-    return NewWeights(state=new_state, layer_specs=layer_specs)
+        if heads_to_replace:
+            # The keys of this attention, and of no other, begin with the prefix.
+            prefix = find_prefix(model, attention.module)
+            new_attention = replace_heads(
+                select_prefix(state, prefix),
+                attention=attention,
+                replaced=heads_to_replace,
+                function=conversion.functions[attention.name],
+                parameters=parameters[attention.name],
+            )
+            state = replace_entries(state, prefix, new_attention.state)
+            layer_spec = new_attention.layer_spec
+        else:
+            layer_spec = describe_groups(attention.head_groups())  # as in the old model
+        layer_specs.setdefault(attention.stack, []).append(layer_spec)
+    return NewWeights(state=state, layer_specs=layer_specs)
 
 
 def find_prefix(model: nn.Module, module: nn.Module) -> str:
@@ -107,19 +106,18 @@ def find_prefix(model: nn.Module, module: nn.Module) -> str:
     return f"{names[0]}."
 
 
-def replace_entries_(state: dict[str, Tensor], prefix: str, entries: dict[str, Tensor]) -> None:
-    """Replaces the weights of one module in a model's state dict, which is changed in place.
+def replace_entries(state: dict[str, Tensor], prefix: str, entries: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a model's state dict with other weights for one module.
 
     Args:
-        state: the state dict of the model.
+        state: the state dict of the model, which is not changed.
         prefix: the keys of the module begin with it.
         entries: the new state dict of the module, with keys that lack the prefix.
     """
-    keys_of_module = [key for key in state if key.startswith(prefix)]
-    for key in keys_of_module:
-        del state[key]
+    new_state = {key: value for key, value in state.items() if not key.startswith(prefix)}
     for key, value in entries.items():
-        state[prefix + key] = value
+        new_state[prefix + key] = value
+    return new_state
 
 
 def make_config(

@@ -28,15 +28,14 @@ def repair_parsed_flags(
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
+    register_replacement_of_parser = repair(
+        "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
+    )
 
     def register(repair_flags: FlagFunction) -> FlagFunction:
-        """Registers a repair of fairseq's parser that calls `repair_flags`; returns `repair_flags` unchanged."""
+        """Registers a replacement of fairseq's parser that calls `repair_flags`; returns `repair_flags` unchanged."""
         parse_and_repair = call_after_parsing(repair_flags)
-        # `repair` returns a decorator. Its call below does the same as @repair(...) above a definition of the function.
-        decorate = repair(
-            "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
-        )
-        decorate(parse_and_repair)
+        register_replacement_of_parser(parse_and_repair)
         return repair_flags
 
     return register

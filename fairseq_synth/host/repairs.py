@@ -131,20 +131,33 @@ def repair(
     places = tuple(Place(owner, attribute) for owner in owners)
 
     def register(function: Any) -> Any:
-        """Registers the decorated function, and returns it unchanged."""
-
-        def apply() -> bool:
-            """Replaces the functions if that is needed; returns True if at least one of them was replaced now."""
-            if not is_needed():
-                return False
-            changes = [replace(place, function) for place in places]
-            return any(changes)
-
+        """Registers the decorated function with the arguments of `repair`, and returns it unchanged."""
+        apply = functools.partial(replace_if_needed, places=places, function=function, is_needed=is_needed)
         # The name of the decorated function is the name by which users switch the repair off.
         REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply, places=places)
         return function
 
     return register
+
+
+def replace_if_needed(places: tuple[Place, ...], function: Callable[..., Any], is_needed: Callable[[], bool]) -> bool:
+    """Applies a repair that `repair` has registered: replaces the functions in all its places, if it is needed.
+
+    Args:
+        places: where the functions of fairseq are.
+        function: the decorated function, which takes their place.
+        is_needed: returns whether the installed fairseq, Python or torch needs the repair.
+
+    Returns:
+        True if at least one function was replaced now.
+    """
+    if not is_needed():
+        return False
+    num_replaced = 0
+    for place in places:
+        if replace(place, function):
+            num_replaced += 1
+    return num_replaced > 0
 
 
 def apply_repairs() -> None:
@@ -207,14 +220,12 @@ def set_repair_names(replacement: Callable[..., Any], names: tuple[str, ...]) ->
 def replace(place: Place, function: Callable[..., Any]) -> bool:
     """Replaces a function of fairseq by `function`, which gets the original as an additional first argument.
 
-    Several repairs may replace the same function, one after another. Then the original of a later repair is the
-    replacement that the earlier one has made. For example, the repairs `check_best_metric` and `resume_patience` are
-    made of ``load_checkpoint``, in this order. After that, a call ``load_checkpoint(cfg, trainer)`` becomes
+    Several repairs may replace the same function. The original of a later one is what the earlier one has put there.
+    For example, after the repairs `check_best_metric` and `resume_patience`, ``load_checkpoint`` is called like this:
 
-        resume_patience(first_replacement, cfg, trainer), in which a call first_replacement(cfg, trainer) becomes
-        check_best_metric(fairseq's load_checkpoint, cfg, trainer)
-
-    and the function has the `repair_names` ("check_best_metric", "resume_patience").
+        load_checkpoint(cfg, trainer)  calls resume_patience(A, cfg, trainer), which calls A(cfg, trainer)
+        A(cfg, trainer)                calls check_best_metric(B, cfg, trainer), which calls B(cfg, trainer)
+        B                              is fairseq's own load_checkpoint
 
     A repair is not made a second time, for example if this package is reloaded or loaded under another name.
 
@@ -225,16 +236,24 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
     Returns:
         True if the function was replaced now, False if this repair had been made before.
     """
-    original = place.function()  # of fairseq, or the replacement that an earlier repair has made
-    earlier_repairs = repair_names(original)  # such as ("check_best_metric",)
+    original = place.function()  # In the example, B for `check_best_metric`, and A for `resume_patience`.
+    earlier_repairs = repair_names(original)  # () of B, and ("check_best_metric",) of A
     if function.__name__ in earlier_repairs:
         return False
+    replacement = pass_original(function, original)
+    set_repair_names(replacement, (*earlier_repairs, function.__name__))
+    place.set_function(replacement)
+    return True
+
+
+def pass_original(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls `function` with `original` as its first argument, before those of the call.
+
+    It has the name, the docstring and all other attributes of `original`.
+    """
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    # `functools.wraps` has copied the names of the earlier repairs, to which this one is added.
-    set_repair_names(replacement, (*earlier_repairs, function.__name__))
-    place.set_function(replacement)
-    return True
+    return replacement

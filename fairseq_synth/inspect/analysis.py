@@ -82,29 +82,28 @@ def begin(loaded: Loaded, options: Options) -> Inspection:
     data there are the weights of those attentions whose weights do not depend on the input.
     """
     initial_model = loaded.build_initial_model()
-    results: Results = {
-        "checkpoint": describe_checkpoint(loaded),
-        "attentions": describe_attentions(loaded.model),
-    }
     trained_parameters = collect_parameters(loaded.model)
     initial_parameters = {} if initial_model is None else collect_parameters(initial_model)
-    add_histograms(results["attentions"], "parameters", trained_parameters, initial_parameters)
+    attention_results = describe_attentions(loaded.model)
+    # This and `measure_without_data` add their results to those of each attention, in place.
+    add_histograms(attention_results, "parameters", trained_parameters, initial_parameters)
+    results: Results = {"checkpoint": describe_checkpoint(loaded), "attentions": attention_results}
     if loaded.data is None:
-        data = WITHOUT_DATA
-        attention_part.measure_without_data(results["attentions"], loaded.model, options.positions)
+        sentences = WITHOUT_DATA
+        attention_part.measure_without_data(attention_results, loaded.model, options.positions)
     else:
-        data = read_data(loaded, options)
-        results["data"] = {"subset": options.subset, "sentences": len(data.sentence_indices)}
-        results["loss"] = round_floats(data.loss)
+        sentences = read_data(loaded, options)
+        results["data"] = {"subset": options.subset, "sentences": len(sentences.sentence_indices)}
+        results["loss"] = round_floats(sentences.loss)
     return Inspection(
         loaded=loaded,
         initial_model=initial_model,
         options=options,
         results=results,
-        sentence_indices=data.sentence_indices,
-        batches=data.batches,
-        loss=data.loss,
-        pass_seconds=data.pass_seconds,
+        sentence_indices=sentences.sentence_indices,
+        batches=sentences.batches,
+        loss=sentences.loss,
+        pass_seconds=sentences.pass_seconds,
     )
 
 

@@ -116,11 +116,13 @@ class Attention(NamedTuple):
         has_queries = self.module.q_proj is not None
         if has_queries:
             return None  # at least one function of this attention computes dot products, too
-        logits_of_two_sentences = compute_logits_of_zeros(self.module, num_sentences=2, length=length)
-        is_same_for_all_sentences = logits_of_two_sentences.size(0) == 1
-        if not is_same_for_all_sentences:
-            return None  # at least one function of this attention reads the words
-        return logits_of_two_sentences[0]
+        # Functions that read the words return logits for each of the two sentences, (2, H, T, T). Functions that do not
+        # read them return logits for all sentences at once, (1, H, T, T).
+        logits = compute_logits_without_words(self.module, num_sentences=2, length=length)
+        reads_words = logits.size(0) == 2
+        if reads_words:
+            return None
+        return logits[0]
 
 
 def join_alpha(mixtures: Sequence[Any], num_heads: int) -> dict[str, list[float]]:
@@ -250,21 +252,21 @@ def compute_dot_products(module: MultiheadAttention, query: Tensor, key: Tensor)
     return q @ k.transpose(-1, -2) * module.scaling
 
 
-def compute_logits_of_zeros(module: SyntheticAttention, num_sentences: int, length: int) -> Tensor:
-    """Returns the logits of sentences of which all features are 0, of this plugin's attention without queries.
-
-    If a function reads the features, the result has logits for each sentence, although they are equal: (B, H, T, T).
-    Otherwise it has them once, for all sentences: (1, H, T, T). So the size of the result tells whether the logits
-    depend on the words, if there is more than one sentence.
+def compute_logits_without_words(module: SyntheticAttention, num_sentences: int, length: int) -> Tensor:
+    """Returns the logits of this plugin's attention for sentences that have zeros in the place of words.
 
     Args:
-        module: this plugin's attention, without q_proj and k_proj.
+        module: this plugin's attention, without queries and keys.
         num_sentences: B.
         length: T, the number of tokens of each sentence.
+
+    Returns:
+        (B, H, T, T) if a function reads the words, otherwise (1, H, T, T), which are the logits of all sentences.
     """
-    any_parameter = next(module.parameters())
-    features = any_parameter.new_zeros(length, num_sentences, module.embed_dim)  # (T, B, C)
-    return join_logits(module, Inputs(x=features, q=None, k=None, start=0, src_len=length))
+    any_parameter = next(module.parameters())  # has the type and the device of the module
+    zeros = any_parameter.new_zeros(length, num_sentences, module.embed_dim)  # (T, B, C), the order of fairseq
+    whole_sentences = Inputs(x=zeros, q=None, k=None, start=0, src_len=length)
+    return join_logits(module, whole_sentences)
 
 
 def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:

@@ -242,7 +242,7 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
         loaded: the model, with data.
         subset: the split.
         sentences: how many sentences of the split to take, from its beginning; None for all.
-        longest: the most tokens that a sentence may have, if this is less than the model can read.
+        longest: the most tokens that a sentence may have; None if only the model has limits.
 
     Raises:
         SynthesizerError: there is no such split, or all of its sentences are too long.
@@ -251,24 +251,34 @@ def readable(loaded: Loaded, subset: str, sentences: int | None = None, longest:
     num_sentences = len(dataset)
     if sentences:
         num_sentences = min(num_sentences, sentences)
-
-    # Of these sentences, first those that the model can read, and of these, those that are not longer than `longest`.
-    # The model's limit is a number of tokens or, with encoder and decoder, one for the source and one for the target.
+    # A number of tokens or, with encoder and decoder, one for the source and one for the target.
     limits_of_model = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
-    indices_within_limits, _too_long = dataset.filter_indices_by_size(np.arange(num_sentences), limits_of_model)
-    indices: list[int] = indices_within_limits.tolist()
-    if longest is not None:
-        indices = [index for index in indices if dataset.num_tokens(index) <= longest]
-
-    num_too_long = num_sentences - len(indices)  # for either reason
+    indices = find_short_sentences(dataset, num_sentences, limits_of_model, longest)
+    num_too_long = num_sentences - len(indices)
     if num_too_long > 0:
         logger.warning(
             f"{loaded.path}: {num_too_long} sentences of {subset} are too long for the model and are skipped"
         )
     if not indices:
-        limits = longest or limits_of_model  # `longest` is the smaller limit.
+        limits = limits_of_model if longest is None else longest
         raise SynthesizerError(f"--subset {subset}: all sentences are too long (limits: {limits})")
     return sorted(indices, key=lambda index: (dataset.num_tokens(index), index))
+
+
+def find_short_sentences(dataset: Any, num_sentences: int, limits_of_model: Any, longest: int | None) -> list[int]:
+    """Returns the indices of those of the first sentences of a data set that are not too long.
+
+    Args:
+        dataset: a data set of fairseq.
+        num_sentences: how many sentences to take from its beginning.
+        limits_of_model: how many tokens the model can read, or a pair of these for source and target.
+        longest: another limit, in tokens, or None.
+    """
+    indices_within_limits, _too_long = dataset.filter_indices_by_size(np.arange(num_sentences), limits_of_model)
+    indices: list[int] = indices_within_limits.tolist()
+    if longest is None:
+        return indices
+    return [index for index in indices if dataset.num_tokens(index) <= longest]
 
 
 def load_dataset(loaded: Loaded, subset: str) -> Any:

@@ -128,59 +128,58 @@ def make_logits_hook(attention: Attention, on_logits: Callable[[AttentionReading
 
 
 @contextlib.contextmanager
-def masked_heads(model: nn.Module, masks: dict[str, Tensor]) -> Iterator[None]:
-    """Is a context manager: in its body, the outputs of heads are multiplied by masks in all forward passes.
+def scaled_heads(model: nn.Module, factors: dict[str, Tensor]) -> Iterator[None]:
+    """Is a context manager: in its body, the outputs of heads are multiplied by factors in all forward passes.
 
     The outputs are the weighted sums of the values. They are the input of the output projection, so the hooks change
     this input.
 
     Args:
         model: with attentions of fairseq or of this plugin.
-        masks: {attention: a factor for each head, (H,), or for each sentence and head, (B, H)}. Attentions without a
-            mask stay as they are.
+        factors: {attention: a factor for each head, (H,), or for each sentence and head, (B, H)}. Attentions without
+            factors stay as they are.
     """
     handles = []
     for attention in attentions(model):
-        if attention.name in masks:
-            hook = make_mask_hook(masks[attention.name])
+        if attention.name in factors:
+            hook = make_scaling_hook(factors[attention.name])
             handles.append(attention.module.out_proj.register_forward_pre_hook(hook))
     with temporary_hooks(model, handles):  # This removes the hooks at the end.
         yield
 
 
-def make_mask_hook(mask: Tensor) -> Callable[..., tuple[Tensor]]:
+def make_scaling_hook(factors: Tensor) -> Callable[..., tuple[Tensor]]:
     """Returns a hook that torch calls before each call of an output projection.
 
-    The hook multiplies the input of the projection, which are the outputs of the heads, by a mask.
+    The hook multiplies the input of the projection, which are the outputs of the heads, by factors.
 
     Args:
-        mask: a factor for each head, (H,), or for each sentence and head, (B, H).
+        factors: a factor for each head, (H,), or for each sentence and head, (B, H).
     """
 
-    def multiply_input_by_mask(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+    def scale_input(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
         """Is called with the projection and its input, and returns the input that it gets instead."""
         (x,) = args  # (T, B, C)
         length, bsz, _ = x.shape
-        num_heads = mask.size(-1)
+        num_heads = factors.size(-1)
         outputs_of_heads = x.reshape(length, bsz, num_heads, -1)  # (T, B, H, C / H)
         # All tokens, and all dimensions of a head, are multiplied by the same factor.
-        factors = mask.to(x.dtype).unsqueeze(-1)  # (H, 1) or (B, H, 1)
-        masked = outputs_of_heads * factors
-        return (masked.reshape(x.shape),)
+        scaled = outputs_of_heads * factors.to(x.dtype).unsqueeze(-1)  # by (H, 1) or (B, H, 1)
+        return (scaled.reshape(x.shape),)
 
-    return multiply_input_by_mask
+    return scale_input
 
 
 def removed_heads(model: nn.Module, heads: Sequence[Head]) -> contextlib.AbstractContextManager[None]:
     """Returns a context manager that sets the outputs of heads to 0 in forward passes."""
-    masks: dict[str, Tensor] = {}
+    factors: dict[str, Tensor] = {}
     for attention in attentions(model):
         removed_numbers = [head.number for head in heads if head.attention == attention.name]
         if removed_numbers:
-            mask = torch.ones(attention.num_heads)
-            mask[removed_numbers] = 0.0
-            masks[attention.name] = mask
-    return masked_heads(model, masks)
+            factors_of_heads = torch.ones(attention.num_heads)
+            factors_of_heads[removed_numbers] = 0.0
+            factors[attention.name] = factors_of_heads
+    return scaled_heads(model, factors)
 
 
 class HeadReplacement:

@@ -187,7 +187,8 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool,
 
     The fit works on scores, which are exp(logits). So an attention weight is its score divided by the sum of its row.
     All scores of visible cells begin as 1. Each step of `improve_scores` makes the observed weights more likely. The
-    fit ends when no score changes by more than `FIT_TOLERANCE`, relative to its size.
+    fit ends when no score of a visible cell changes by more than `FIT_TOLERANCE`, relative to its size. Hidden cells,
+    which their row does not see, have the score 0 all the time, and add nothing to the sum of the row.
 
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
@@ -199,16 +200,18 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool,
         (H, T, T), -inf where a row does not see a column.
     """
     visible = visible_cells(total.size(-1), causal)  # (T, T)
-    scores = torch.ones_like(total) * visible  # (H, T, T), 1 in visible cells and 0 in all others, which keep it
+    hidden = ~visible
+    scores = torch.ones_like(total).masked_fill(hidden, 0.0)  # (H, T, T)
     for _ in range(FIT_STEPS):
         earlier_scores = scores
-        scores = improve_scores(earlier_scores, total, sentences_of_length, visible, by_distance)
+        improved_scores = improve_scores(earlier_scores, total, sentences_of_length, by_distance)
+        scores = improved_scores.masked_fill(hidden, 0.0)
         changes = (scores - earlier_scores).abs()
-        allowed_changes = FIT_TOLERANCE * earlier_scores  # In the other cells both are 0, so `<=` is true.
-        has_converged = bool((changes <= allowed_changes).all())
+        is_small_change = changes <= FIT_TOLERANCE * earlier_scores
+        has_converged = bool(is_small_change[:, visible].all())
         if has_converged:
             break
-    return scores.log()  # The logarithm of 0 is -inf.
+    return scores.log().masked_fill(hidden, -torch.inf)
 
 
 def sum_diagonals(matrix: Tensor) -> Tensor:
@@ -216,37 +219,40 @@ def sum_diagonals(matrix: Tensor) -> Tensor:
     return toeplitz(sum_by_distance(matrix), size=matrix.size(-1))
 
 
-def improve_scores(
-    scores: Tensor, total: Tensor, sentences_of_length: Tensor, visible: Tensor, by_distance: bool
-) -> Tensor:
+def improve_scores(scores: Tensor, total: Tensor, sentences_of_length: Tensor, by_distance: bool) -> Tensor:
     """Does one step of the fit of `most_likely_logits`, and returns the new scores (H, T, T).
 
-    The step computes for each cell
+    With the best scores, the attention weights of a cell, summed over all sentences, are as large as observed:
 
-        new score = observed / expected
-        observed: the sum over all sentences of (the cell's attention weight)
-        expected: the sum over all sentences of 1 / (the sum of scores in the cell's row)
+        observed = sum over sentences (score / row sum) = score * sum over sentences (1 / row sum)
 
-    If all cells of a diagonal have the same score, `observed` and `expected` are both summed over the diagonal.
+    So the new score is observed / sum over sentences (1 / row sum). As the row sums are those of the old scores, one
+    step is not enough. For example, for one sentence, and a row with the observed weights [0.2, 0.8]:
 
-    This is the step of Hunter 2004 (MM algorithms for generalized Bradley-Terry models, section 5), which never makes
-    the observed weights less likely.
+        old scores                [1, 1]        the row sum is 2
+        observed / (1 / 2)        [0.4, 1.6]
+        new scores                [0.25, 1]     divided by the largest one; their weights are [0.2, 0.8]
+
+    No step makes the observed weights less likely (Hunter 2004, MM algorithms for generalized Bradley-Terry models,
+    section 5).
 
     Args:
-        scores: the scores before the step, (H, T, T), 0 where a row does not see a column.
-        total: the observed weights (H, T, T), summed over all sentences; 0 where a row does not see a column.
+        scores: the old scores, (H, T, T), 0 in hidden cells, which their row does not see.
+        total: the observed weights (H, T, T), summed over all sentences; 0 in hidden cells, so that the largest score
+            of a row is that of a visible cell.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
-        visible: (T, T), False where a row does not see a column.
         by_distance: whether all cells of a diagonal have the same score.
+
+    Returns:
+        (H, T, T). The scores of hidden cells have no meaning.
     """
     observed = total
-    expected = sum_inverse_row_sums(scores, sentences_of_length)  # above 0, because at least one sentence has T tokens
+    inverse_row_sums = sum_inverse_row_sums(scores, sentences_of_length)  # above 0: at least one sentence has T tokens
     if by_distance:
-        observed = sum_diagonals(observed)  # the sum of its diagonal in each cell
-        expected = sum_diagonals(expected)
-    new_scores = observed / expected
-    # `limit_scores` raises scores of 0, which have no logarithm. But cells that are not visible have to keep their 0.
-    return limit_scores(new_scores, by_distance) * visible
+        # The equation above then holds for the sums of both sides over a diagonal, whose score is the same.
+        observed = sum_diagonals(observed)
+        inverse_row_sums = sum_diagonals(inverse_row_sums)
+    return limit_scores(observed / inverse_row_sums, by_distance)
 
 
 def limit_scores(scores: Tensor, by_distance: bool) -> Tensor:
@@ -271,29 +277,25 @@ def limit_scores(scores: Tensor, by_distance: bool) -> Tensor:
 def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
     """Returns for each cell the sum of 1 / (sum of its row) over all sentences that have the cell, (H, T, T).
 
-    In a sentence of n tokens, the sum of row i is scores[i, 0] + ... + scores[i, n - 1].
-
-    For example, 3 sentences have one token, 5 sentences have two tokens, and all scores are 1. Cell (0, 0) is in all
-    sentences, so its result is 3 / 1 + 5 / 2 = 5.5. The other cells are only in the sentences of two tokens, so their
-    result is 5 / 2 = 2.5. The comments show what the loop does in this example.
+    A sentence of n tokens has the first n rows and columns of the scores. The comments show an example: 3 sentences
+    have one token, 5 sentences have two tokens, and all scores are 1. Cell (0, 0) is in all sentences, so its result is
+    3 / 1 + 5 / 2 = 5.5. The other cells are only in the sentences of two tokens, so their result is 5 / 2 = 2.5.
 
     Args:
-        scores: (H, T, T), 0 where a row does not see a column. Every row sees column 0, so that no sum is 0.
+        scores: (H, T, T), 0 in hidden cells. Every row sees column 0, so that no sum is 0.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
     """
-    num_heads, longest, _ = scores.size()
-    cumulative_scores = scores.cumsum(dim=-1)  # column n - 1: the sums of the first n scores of each row
-    result = torch.zeros_like(scores)
-    # For each row: the sum of 1 / (sum of the row) over the sentences that the loop has had so far.
-    sum_of_rows = scores.new_zeros(num_heads, longest)
-    for num_tokens in range(longest, 0, -1):  # first 2, and then 1
-        # The sentences of n tokens have only the rows 0 to n - 1.
-        num_sentences = sentences_of_length[num_tokens - 1]  # 5, and then 3
-        row_sums = cumulative_scores[:, :num_tokens, num_tokens - 1]  # [2, 2], and then [1]
-        sum_of_rows[:, :num_tokens] += num_sentences / row_sums  # [2.5, 2.5], and then [5.5, 2.5]
-        # Column n - 1 is in the sentences of n and more tokens. These are the sentences that the loop has had so far.
-        result[:, :, num_tokens - 1] = sum_of_rows
-    return result
+    # Here, column n - 1 belongs to the sentences of n tokens: in row i, it has the sum of their row i.
+    row_sums = scores.cumsum(dim=-1)  # [[1, 2], [1, 2]]
+    # The sentences of n tokens have no row after row n - 1, so `triu` puts zeros below the diagonal.
+    inverses = (sentences_of_length / row_sums).triu()  # [[3 / 1, 5 / 2], [0, 5 / 2]]
+    # Cell (i, j) is in all sentences of j + 1 and more tokens. So the columns from j on are added.
+    return sum_from_right(inverses)  # [[5.5, 2.5], [2.5, 2.5]]
+
+
+def sum_from_right(matrix: Tensor) -> Tensor:
+    """Replaces each cell by the sum of its row from this cell to the end: [[1, 2, 3]] -> [[6, 5, 3]]."""
+    return matrix.flip(-1).cumsum(dim=-1).flip(-1)
 
 
 def sum_by_distance(matrix: Tensor) -> Tensor:

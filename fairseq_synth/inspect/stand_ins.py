@@ -96,8 +96,8 @@ def set_up_task_on_made_up_words(cfg: Any, sizes: dict[str, int]) -> Any:
     add is known only after a task is set up, so it may have to be set up twice. For example, for an embedding of 100
     tokens and a task that adds a mask:
 
-    1. A file with 100 entries gives a dictionary of 101 entries. So the task adds one symbol.
-    2. A file with 100 - 1 = 99 entries gives a dictionary of 100 entries.
+        first task     file with 100 entries    dictionary of 101 entries, so the task adds 1 symbol
+        second task    file with 99 entries     dictionary of 100 entries, as large as the embedding
 
     Args:
         cfg: the checkpoint's config. Its folder of data, and its languages if they are missing, are set here.
@@ -105,11 +105,10 @@ def set_up_task_on_made_up_words(cfg: Any, sizes: dict[str, int]) -> Any:
     """
     make_up_missing_languages(cfg.task)
     first_task = set_up_task_on_files_of_size(cfg, sizes)
-    num_added_symbols = count_added_symbols(first_task, sizes)
-    adds_symbols = any(num_added_symbols.values())
-    if not adds_symbols:
-        return first_task
+    num_added_symbols = count_added_symbols(first_task, sizes)  # {"encoder.embed_tokens": 1} in the example
     sizes_of_files = {embedding: size - num_added_symbols[embedding] for embedding, size in sizes.items()}
+    if sizes_of_files == sizes:
+        return first_task  # It has added no symbol.
     return set_up_task_on_files_of_size(cfg, sizes_of_files)
 
 
@@ -153,22 +152,35 @@ def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> No
         task_cfg: the task's config, which names the languages and the number of classes, if it has any.
         sizes: {name of an embedding: the size of its dictionary}.
     """
-    # Language models and classifiers have a single embedding, so the largest size is that of their dictionary.
-    largest_size = max(sizes.values())
-    write_dictionary(folder / "dict.txt", largest_size)  # the words of a language model
-    write_dictionary(folder / "input0" / "dict.txt", largest_size)  # the words of a classifier
+    for file, size in choose_dictionary_sizes(task_cfg, sizes).items():
+        write_dictionary(folder / file, size)
+
+
+def choose_dictionary_sizes(task_cfg: Any, sizes: dict[str, int]) -> dict[str, int]:
+    """Returns {file that one of fairseq's tasks may read: the size of the dictionary in it}.
+
+    Each kind of task reads only some of these files. The others do no harm.
+
+    Args:
+        task_cfg: the task's config, which names the languages and the number of classes, if it has any.
+        sizes: {name of an embedding: the size of its dictionary}.
+    """
+    # Language models and classifiers have a single embedding. A model of translation may have a single one, too, which
+    # has another name than the two below.
+    size_of_single_embedding = max(sizes.values())
     num_classes = getattr(task_cfg, "num_classes", 0)
-    # The classes of a classifier. fairseq adds its special symbols to them, too.
-    write_dictionary(folder / "label" / "dict.txt", num_classes + NUM_SPECIAL_SYMBOLS)
-    # A model of translation may have a single embedding, too, under another name than these two.
-    source_size = sizes.get("encoder.embed_tokens", largest_size)
-    target_size = sizes.get("decoder.embed_tokens", largest_size)
-    source_language = getattr(task_cfg, "source_lang", None)
+    sizes_by_file = {
+        "dict.txt": size_of_single_embedding,  # the words of a language model
+        "input0/dict.txt": size_of_single_embedding,  # the words of a classifier
+        "label/dict.txt": num_classes + NUM_SPECIAL_SYMBOLS,  # its classes, to which fairseq adds its special symbols
+    }
+    source_language = getattr(task_cfg, "source_lang", None)  # None: the task does not translate
     if source_language:
-        write_dictionary(folder / f"dict.{source_language}.txt", source_size)
+        sizes_by_file[f"dict.{source_language}.txt"] = sizes.get("encoder.embed_tokens", size_of_single_embedding)
     target_language = getattr(task_cfg, "target_lang", None)
     if target_language:
-        write_dictionary(folder / f"dict.{target_language}.txt", target_size)
+        sizes_by_file[f"dict.{target_language}.txt"] = sizes.get("decoder.embed_tokens", size_of_single_embedding)
+    return sizes_by_file
 
 
 def write_dictionary(path: Path, size: int) -> None:

@@ -22,9 +22,14 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
     """Replaces ``EMA._step_internal`` (``original``): moves the average of a tied weight once per update.
 
     With ``--store-ema``, fairseq keeps an exponential moving average of each weight. After each update, this method
-    moves the average of each name in the model's state dict towards the weight. A tied weight has several names. For
-    example, ``--share-all-embeddings`` ties ``encoder.embed_tokens.weight`` and ``decoder.embed_tokens.weight``. If
-    both names have the same average, fairseq moves it twice. The replacement leaves out the second name.
+    goes through the names in the model's state dict, and moves the average of each towards the weight. A tied weight
+    has several names, as with ``--share-all-embeddings``:
+
+        name                           weight   average
+        encoder.embed_tokens.weight    W        A
+        decoder.embed_tokens.weight    W        A         the same tensor, so that fairseq moves it twice
+
+    The replacement leaves out the second name.
 
     Args:
         original: fairseq's method.
@@ -32,12 +37,14 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         new_model: the model after the update.
         updates: the number of updates.
     """
+    # The averages decide, not the weights: with --ema-fp32 and weights of 16 bits, each name of a tied weight has an
+    # average of its own, and all of them have to be moved.
     averages = get_moved_averages(self)
-    # For example {"decoder.embed_tokens.weight"}, if its average is that of "encoder.embed_tokens.weight". It is empty
-    # if each name has its own average, as with --ema-fp32 and weights of 16 bits. Then every average has to be moved.
-    repeated_names = find_repeated_names(averages)
+    repeated_names = find_repeated_names(averages)  # {"decoder.embed_tokens.weight"} in the example
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
-    original(self, OnlyStateDict(weights), updates)
+    # fairseq's method reads nothing of a model but its state dict.
+    model_without_repeated_names = OnlyStateDict(weights)
+    original(self, model_without_repeated_names, updates)
 
 
 def get_moved_averages(ema: EMA) -> dict[str, Tensor]:
@@ -51,7 +58,7 @@ def get_moved_averages(ema: EMA) -> dict[str, Tensor]:
 
 
 class OnlyStateDict:
-    """Stands for a model in fairseq's ``EMA._step_internal``, which reads nothing but the state dict of the model."""
+    """Takes the place of a model where only its state dict is read."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self.weights = weights

@@ -40,9 +40,9 @@ def resume_with_the_same_batches(
     if not forms_batches_for_all_epochs(self, dataset, arguments=kwargs):
         return original(self, dataset, *args, **kwargs)
     arguments_for_epoch_1 = {**kwargs, "epoch": 1}
-    iterator = original(self, dataset, *args, **arguments_for_epoch_1)  # forms the batches
-    # From now on, the iterator reads its epoch only to count the epochs and to shuffle the finished batches. Without
-    # this line, the training would start again with epoch 1.
+    iterator = original(self, dataset, *args, **arguments_for_epoch_1)
+    # The iterator has its list of batches now. It uses its epoch only to choose their order, and to count the epochs.
+    # Without this line, the training would start again with epoch 1.
     iterator.epoch = current_epoch
     return iterator
 

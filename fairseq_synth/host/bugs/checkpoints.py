@@ -80,9 +80,13 @@ def number_checkpoints_at_epoch_ends(
 ) -> Any:
     """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): also writes checkpoints at ends of epochs.
 
-    With ``--save-interval-updates N``, fairseq writes checkpoint_EPOCH_UPDATES.pt every N updates. If an epoch ends
-    with such an update, fairseq chooses the name checkpointEPOCH.pt instead. With ``--no-epoch-checkpoints``, it writes
-    no file of this name, so the checkpoint is missing. The replacement tells fairseq that the epoch has not ended.
+    With ``--save-interval-updates N``, fairseq writes a checkpoint every N updates. Its name depends on the epoch:
+
+        within an epoch         checkpoint_EPOCH_UPDATES.pt, for example checkpoint_2_500.pt
+        at the end of an epoch  checkpointEPOCH.pt, for example checkpoint2.pt
+
+    With ``--no-epoch-checkpoints``, fairseq writes no file of the second form, so the checkpoint is missing. Then the
+    replacement tells fairseq that no epoch has ended, so that the checkpoint gets a name of the first form.
 
     Args:
         original: fairseq's function.
@@ -92,7 +96,8 @@ def number_checkpoints_at_epoch_ends(
         val_loss: the validation loss, or None.
     """
     if cfg.no_epoch_checkpoints:
-        epoch_itr = IteratorWithinEpoch(epoch_itr)
+        never_at_end_of_epoch = IteratorWithinEpoch(epoch_itr)
+        return original(cfg, trainer, never_at_end_of_epoch, val_loss)
     return original(cfg, trainer, epoch_itr, val_loss)
 
 

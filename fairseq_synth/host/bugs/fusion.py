@@ -1,7 +1,6 @@
 """Repairs of ``--lm-path``: translation with the help of a language model (shallow fusion)."""
 
 import contextlib
-import inspect
 import os
 import tempfile
 import traceback
@@ -51,10 +50,10 @@ def load_language_model_with_target_words(
         load_model_ensemble([path of the translation model], arg_overrides=..., task=the translation task, ...)
         load_model_ensemble([path of the language model], arg_overrides=..., task=None)
 
-    In the second call, fairseq looks for the dict.txt of the language model in the translation data, where
-    fairseq-preprocess writes no file of this name. But the language model must have the same words as the targets of
-    the translation model. So the replacement remembers the target dictionary in the first call, and uses it in the
-    second one. Every other model is loaded as usual.
+    In the second call, fairseq looks for the dictionary of the language model in the translation data, which have no
+    file of its name, dict.txt. But the language model must have the same words as the targets of the translation model.
+    So the replacement remembers the target dictionary in the first call, and uses it in the second one. Every other
+    model is loaded as usual.
 
     Args:
         original: fairseq's function.
@@ -68,12 +67,12 @@ def load_language_model_with_target_words(
         LastTranslation.target_dictionary = get_target_dictionary(task)
         return original(filenames, arg_overrides, task, *args, **kwargs)
     dictionary = LastTranslation.target_dictionary
-    if dictionary is None or not is_called_by_fairseq_command():
-        # A user's program loads some model. No command of fairseq does this without a task, except in the second call.
-        return original(filenames, arg_overrides, task, *args, **kwargs)
-    # This is the second call. It has a single file, and no arguments but those above.
-    (path,) = filenames
-    return load_language_model(path, dictionary=dictionary, overrides=arg_overrides or {})
+    if dictionary is not None and is_called_by_fairseq_command():
+        # This is the second call, since it is the only one that a command of fairseq makes without a task.
+        (path,) = filenames
+        return load_language_model(path, dictionary=dictionary, overrides=arg_overrides or {})
+    # A user's program loads some model.
+    return original(filenames, arg_overrides, task, *args, **kwargs)
 
 
 def is_called_by_fairseq_command() -> bool:
@@ -188,13 +187,12 @@ def build_language_model(path: str, checkpoint: dict[str, Any], dictionary: Dict
     Returns:
         What fairseq's ``load_model_ensemble`` returns: a list with the model, and its configuration.
     """
-    # fairseq's own function, without its replacement above. The replacement would load the language model again.
-    load_model_ensemble = inspect.unwrap(fairseq.checkpoint_utils.load_model_ensemble)
     with tempfile.TemporaryDirectory() as folder:
         dictionary.save(os.path.join(folder, "dict.txt"))
         set_data_folder(checkpoint, folder)
-        # fairseq reads no file if it gets a `state`.
-        return load_model_ensemble([path], state=checkpoint)
+        # fairseq builds the task in this call, and so reads dict.txt. It does not read `path`, as it gets the contents.
+        models, config, _task = fairseq.checkpoint_utils.load_model_ensemble_and_task([path], state=checkpoint)
+    return models, config
 
 
 @contextlib.contextmanager

@@ -96,14 +96,13 @@ def penalize_groups_of_every_batch(
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
     The beam search calls this method once for each token of the output. With ``--diverse-beam-groups``, the method
-    keeps a tensor of penalties with a row for each sentence of the batch. It takes the numbers that the sentences have
-    in the data set for numbers of rows, and ends in an IndexError. The replacement passes the numbers of the rows.
+    uses `original_batch_idxs` as row numbers of a tensor that has a row for each sentence of the batch. But these are
+    the numbers of the sentences in the data set. So the replacement passes the row numbers in their place. For example,
+    if the sentences 6 and 7 are a batch, and sentence 6 is finished first:
 
-    For example, the sentences 6 and 7 of the data set are a batch, so the tensor has the rows 0 and 1. If sentence 6 is
-    finished first, `original_batch_idxs` is
-
-        in step 0          [6, 7], and the rows [0, 1] are passed
-        in a later step    [7], and the row [1] is passed
+                               step 0    a later step
+        original_batch_idxs    [6, 7]    [7]             fairseq would look for row 7 of 2 rows
+        what is passed         [0, 1]    [1]
 
     Args:
         original: fairseq's method.
@@ -118,8 +117,8 @@ def penalize_groups_of_every_batch(
         return original(self, step, lprobs, scores, prev_output_tokens, None)
     is_first_step_of_batch = step == 0
     if is_first_step_of_batch:
-        # No sentence is finished yet, so these are all sentences, in the order of their rows. The search keeps them as
-        # an attribute, because later calls get only the unfinished ones.
+        # No sentence is finished yet, so these are all sentences, in the order of their rows. They are kept for the
+        # later steps of the batch, which get only the unfinished ones.
         self.sentence_of_each_row = original_batch_idxs  # [6, 7]
     rows = find_places(original_batch_idxs, among=self.sentence_of_each_row)  # of [7] among [6, 7]: [1]
     return original(self, step, lprobs, scores, prev_output_tokens, rows)

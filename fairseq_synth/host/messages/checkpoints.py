@@ -39,42 +39,42 @@ def name_unreadable_checkpoints(original: Callable[..., Any], path: str, *args: 
 def explain_unreadable(error: Exception) -> str:
     """Returns in one line why a checkpoint could not be loaded, and what the user should do.
 
-    The line is that of the first reason that fits the error:
-
-    1. There is not enough memory.
-    2. The checkpoint needs a module that is not installed.
-    3. torch's safe loader refuses a type in the file.
-    4. The safe loader refuses the file for another reason.
-    5. torch cannot read the file for any other reason.
-    6. torch has read the file, but fairseq does not find in it what it expects.
-
     Args:
         error: the error that ``load_checkpoint_to_cpu`` of fairseq has raised.
     """
-    text = str(error)
-    reason = first_line(error)  # the rest of the text is often long
-    if isinstance(error, MemoryError) or "allocate memory" in text:  # 1
+    # torch raises errors of all these kinds, so the order matters: the test for any error of torch comes last.
+    reason = first_line(error)  # the rest of the message is often long
+    is_out_of_memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
+    if is_out_of_memory:
         return "not enough memory to load it; end other programs, or take a machine with more"
-    if isinstance(error, ImportError):  # 2
+    if isinstance(error, ImportError):
         return f"refers to a module that is not installed ({reason}); install it"
-    # 3. The safe loader writes "Unsupported global: GLOBAL posix.system was not an allowed global by default".
-    refused_type = re.search(r"GLOBAL (?P<name>\S+)", text)
+    is_refused_by_safe_loader = isinstance(error, pickle.UnpicklingError)
+    if is_refused_by_safe_loader:
+        return explain_refusal(error)
+    kind = type(error).__name__
+    is_raised_by_torch = has_module_in_traceback(error, "torch")
+    if is_raised_by_torch:
+        return f"not a readable checkpoint, perhaps cut short ({kind}: {reason}); take another"
+    # torch has read the file, but fairseq does not find in it what it expects.
+    return (
+        f"not a checkpoint of fairseq-train ({kind}: {reason}); give one that it has written, such as "
+        "checkpoint_best.pt"
+    )
+
+
+def explain_refusal(error: Exception) -> str:
+    """Returns in one line why torch's safe loader has refused a file: it has a dangerous type, or it is damaged."""
+    # In the first case, the loader writes "Unsupported global: GLOBAL posix.system was not an allowed global".
+    refused_type = re.search(r"GLOBAL (?P<name>\S+)", str(error))
     if refused_type:
         return (
             f"refused, it holds {refused_type['name']}, which is neither a weight nor a setting and might run code; "
             "take a checkpoint that you trust"
         )
-    if isinstance(error, pickle.UnpicklingError):  # 4
-        # The first line of this message advises to load the file without a check. The line with the reason comes later.
-        reason_of_loader = first_line(error, marker="Unsupported")
-        return f"refused, it is damaged or no checkpoint of torch ({reason_of_loader}); take one that you trust"
-    kind = type(error).__name__
-    if has_module_in_traceback(error, "torch"):  # 5
-        return f"not a readable checkpoint, perhaps cut short ({kind}: {reason}); take another"
-    return (  # 6
-        f"not a checkpoint of fairseq-train ({kind}: {reason}); give one that it has written, such as "
-        "checkpoint_best.pt"
-    )
+    # The first line of the message advises to load the file without a check. A later line has the reason.
+    reason_of_loader = first_line(error, containing="Unsupported")
+    return f"refused, it is damaged or no checkpoint of torch ({reason_of_loader}); take one that you trust"
 
 
 @repair(

@@ -112,23 +112,22 @@ def read_mmap_size(file: BinaryIO) -> int:
 def read_indexed_size(file: BinaryIO) -> int:
     """Returns the size in bytes that an index in the format of `IndexedDataset` gives its data file.
 
-    The index has a header of five numbers, and then three arrays:
+    The index has a header of five numbers, and then three arrays. For example, for sentences of 3 and 2 tokens:
 
-    - for each sentence, where its shape begins in the third array, and at the end the length of the third array;
-    - for each sentence, where it begins in the data file, in tokens, and at the end the number of all tokens;
-    - the shapes of all sentences.
-
-    The first and the third array are read only to see whether the index is complete.
+        [0, 1, 2]    where the shape of each sentence begins in the last array, and where it ends
+        [0, 3, 5]    where each sentence begins in the data file, in tokens, and the number of all tokens
+        [3, 2]       the shapes of all sentences
 
     Args:
         file: the index, from which the magic bytes have been read.
     """
     # In the notation of the module struct, Q is a number of 8 bytes.
     _version, _dtype_code, bytes_per_token, num_sentences, num_shapes = read_header(file, "<QQQQQ")
-    read_numbers(file, num_sentences + 1, np.int64)  # the first array
-    token_positions = read_numbers(file, num_sentences + 1, np.int64)
-    read_numbers(file, num_shapes, np.int64)  # the third array; raises ValueError if the index is cut short
-    num_tokens = int(token_positions[-1])
+    # All arrays have to be read, one after the other. This raises ValueError if the index is cut short.
+    _shape_positions = read_numbers(file, num_sentences + 1, np.int64)  # [0, 1, 2]
+    sentence_positions = read_numbers(file, num_sentences + 1, np.int64)  # [0, 3, 5]
+    _shapes = read_numbers(file, num_shapes, np.int64)  # [3, 2]
+    num_tokens = int(sentence_positions[-1])  # 5
     return num_tokens * bytes_per_token
 
 

@@ -12,7 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.utils import resolve_max_positions
 
 from ...errors import SynthesizerError
-from ...lengths import hint_on_limits, known_limits
+from ...lengths import hint_on_limits
 from ..repairs import repair
 
 
@@ -82,10 +82,12 @@ def has_own_batches(task: FairseqTask) -> bool:
 def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int | None) -> None:
     """Checks the lengths of one validation set; raises SynthesizerError if a sentence is too long.
 
-    The message consists of an advice, the problem, and a hint, for example:
+    The message consists of an advice, the problem, and a hint. The advice and the hint may be missing. For example:
 
-        --synth-max-length: train with a larger one; --valid-subset valid: 2 sentences are too long, the first is number
-        7 (its tokens: 80, 75; max_positions=(64, 64)); shorten each, or skip this example with --skip-…; HINT
+        advice     --synth-max-length: train with a larger one;
+        problem    --valid-subset valid: 2 sentences are too long, the first is number 7 (its tokens: 80, 75;
+                   max_positions=(64, 64)); shorten each, or skip this example with --skip-…
+        hint       ; 64 is this model's --synth-max-length: longer sentences need …
 
     Args:
         dataset: the validation set.
@@ -105,11 +107,14 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
         f"(its tokens: {tokens}; max_positions={limits}); shorten each, or skip this example with "
         "--skip-invalid-size-inputs-valid-test"
     )
-    limit_set = limits_as_set(limits)
-    is_limit_of_synthesizer = not known_limits.isdisjoint(limit_set)  # Some limit is a --synth-max-length.
-    advice = advise_flag(max(lengths), max_tokens, exceeds_synth_max_length=is_limit_of_synthesizer)  # "...; " or ""
-    hint = hint_on_limits(limit_set)  # "; ..." or ""
-    raise SynthesizerError(f"{advice}{problem}{hint}")
+    limit_set = limits_as_set(limits)  # {64} in the example
+    hint = hint_on_limits(limit_set)  # empty if no limit is the --synth-max-length of a model
+    exceeds_synth_max_length = hint != ""
+    advice = advise_flag(max(lengths), max_tokens, exceeds_synth_max_length)
+    message = f"{problem}{hint}"
+    if advice:
+        message = f"{advice}; {message}"
+    raise SynthesizerError(message)
 
 
 def limits_as_set(limits: Any) -> set[Any]:
@@ -125,7 +130,7 @@ def list_lengths(dataset: Any, index: int) -> list[int]:
 
 
 def advise_flag(length: int, max_tokens: int | None, exceeds_synth_max_length: bool) -> str:
-    """Returns the advice to raise the flag that excludes a sentence, such as "--max-tokens 100: raise it, …; ".
+    """Returns the advice to raise the flag that excludes a sentence, such as "--max-tokens 100: raise it, …".
 
     The result is empty if it is not known which flag excludes the sentence.
 
@@ -136,9 +141,9 @@ def advise_flag(length: int, max_tokens: int | None, exceeds_synth_max_length: b
     """
     if max_tokens is not None and length > max_tokens:
         # This comes first: a larger --synth-max-length would not help, because no batch can have the sentence.
-        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
+        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid"
     if exceeds_synth_max_length:
-        return "--synth-max-length: train with a larger one; "
+        return "--synth-max-length: train with a larger one"
     return ""
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..attentions import Attention, Head, attentions
 from ..bleu import can_translate, compute_bleu
 from ..checkpoints import Batch, Loaded
-from ..hooks import masked_heads, removed_heads
+from ..hooks import removed_heads, scaled_heads
 from ..inspection import Inspection, Options, Results, round_floats
 from ..measure import removal_order, removal_steps
 from ..passes import build_criterion, count_targets, loss, progress
@@ -93,8 +93,9 @@ def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str,
 def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
     """Returns how strongly the loss would change if the output of each head were a little stronger or weaker.
 
-    For this purpose, the output of each head is multiplied by a factor for each sentence. All factors are 1. Then
-    (Michel et al. 2019, arXiv 1905.10650, eq. 2)
+    For this purpose, the output of each head is multiplied by a factor, which is 1 and so changes nothing. But the loss
+    has a derivative by the factor. Each sentence has its own factor for each head. So (Michel et al. 2019, arXiv
+    1905.10650, eq. 2)
 
         importance of a head = (sum over the sentences of |derivative of the loss by the factor|) / number of targets
 
@@ -115,12 +116,12 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
     num_targets = 0
     for batch in progress(batches, "importance by gradient"):
         factors = make_factors(all_attentions, num_sentences=len(batch["id"]))
-        with masked_heads(model, factors):  # In this forward pass, the output of each head is multiplied by its factor.
+        with scaled_heads(model, factors):
             training_loss, sample_size, log = criterion(model, batch)
         gradients = compute_gradients(training_loss, factors)
         for name, gradient in gradients.items():  # (sentences, heads)
-            sum_over_sentences = gradient.abs().sum(dim=0)  # (heads,)
-            sums[name] += sum_over_sentences
+            # The absolute values come first. Without them, sentences with opposite derivatives would cancel out.
+            sums[name] += gradient.abs().sum(dim=0)  # (heads,)
         num_targets += count_targets(sample_size, log)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
