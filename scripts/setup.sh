@@ -60,8 +60,7 @@ progress() {
     done
 }
 install() {
-    # pip compiles no files, because that would take half of its time; see below
-    local pip=("$root/.venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check --no-compile)
+    local pip=("$root/.venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check)
     printf '+ %s\n' "$(printf '%q ' "${pip[@]}" "$@")"
     [ -n "${DRY_RUN:-}" ] || "${pip[@]}" "$@" | progress
 }
@@ -73,23 +72,7 @@ case $(version "$python") in
         install -e "${root}[dev]"
         ;;
 esac
-# Python compiles a file when it is imported for the first time. This is done here for the packages that are used, which
-# have a fifth of all files, so that the first command takes no longer than the others.
-compile_packages() {
-    # The empty variable lets Python write the compiled files. Triton is missing on Python 3.10.
-    PYTHONDONTWRITEBYTECODE='' "$root/.venv/bin/python" -W ignore -c "
-import contextlib, importlib, logging
-logging.disable()
-for name in '''
-    fairseq_cli.train fairseq_cli.preprocess fairseq_cli.generate fairseq_cli.interactive fairseq_cli.validate
-    fairseq_synth matplotlib.pyplot nltk sacrebleu sacremoses sentencepiece subword_nmt.apply_bpe triton pytest xdist
-'''.split():
-    with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module(name)
-"
-}
 if [ -z "${DRY_RUN:-}" ]; then
-    compile_packages
     printf '%s\n' "$wanted" > "$stamp"
     done_message
 fi

@@ -653,11 +653,11 @@ def test_a_part_with_tests_of_the_gpu_benchmark_names_tests_that_there_are(part,
 def test_each_part_of_the_gpu_benchmark_leaves_a_result_which_a_second_call_keeps(tmp_path, all_lengths):
     """One part of each kind but the steps, which take the interpreter many minutes.
 
-    A block with the kernels takes the interpreter a minute, so that it is a part of --kernels.
+    The part with tests, which starts pytest, and a block with the kernels run only with --kernels, as they take long.
     """
-    parts = ["tests-kernels", "correct", "backend", "generate-simple"]
+    parts = ["correct", "backend", "generate-simple"]
     if all_lengths:
-        parts.append("causal-simple+kernels")
+        parts += ["tests-kernels", "causal-simple+kernels"]
     arguments = ["--parts", *parts, "--out", tmp_path]
     first = run_gpu_benchmark(*arguments)
     assert first.returncode == 0, first.stderr
