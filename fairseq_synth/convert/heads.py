@@ -152,8 +152,8 @@ def list_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
         replaced: the indices in the attention of the heads that get the new function.
     """
     heads: list[OldHead] = []
-    index_in_attention = 0  # of the next head
-    next_query_index = 0
+    index_in_attention = 0
+    next_query_index = 0  # The next head that reads queries gets this index.
     for group_index, group in enumerate(attention.head_groups()):
         reads_query_key = any(SYNTHESIZERS[name].reads_query_key for name in group.functions)
         for index_in_group in range(group.num_heads):

@@ -185,16 +185,16 @@ def attentions(model: nn.Module) -> list[Attention]:
         empty if a layer has an attention that is neither fairseq's nor this plugin's: such a model cannot be inspected.
     """
     stacks = find_stacks(model)
-    found = [
+    all_attentions = [
         *list_attentions(stacks, "encoder", "self"),
         *list_attentions(stacks, "decoder", "self"),
         *list_attentions(stacks, "decoder", "cross"),
     ]
-    for attention in found:
+    for attention in all_attentions:
         is_known = isinstance(attention.module, (SyntheticAttention, MultiheadAttention))
         if not is_known:
             return []
-    return found
+    return all_attentions
 
 
 def list_attentions(stacks: dict[str, Any], stack: str, kind: str) -> list[Attention]:
@@ -209,13 +209,13 @@ def list_attentions(stacks: dict[str, Any], stack: str, kind: str) -> list[Atten
     """
     if stack not in stacks:
         return []
-    found = []
+    attentions_of_layers = []
     for layer_number, layer in enumerate(stacks[stack].layers):
         module = getattr(layer, ATTENTION_OF_KIND[kind], None)
         is_without_cross_attention = kind == "cross" and module is None
         if not is_without_cross_attention:
-            found.append(Attention(stack=stack, kind=kind, layer=layer_number, module=module))
-    return found
+            attentions_of_layers.append(Attention(stack=stack, kind=kind, layer=layer_number, module=module))
+    return attentions_of_layers
 
 
 def self_attentions(model: nn.Module) -> list[Attention]:

@@ -525,5 +525,5 @@ def test_queries_of_one_sentence_or_head_are_copied_for_all():
     assert tensors.pack([query, key, value]) is projection
     for shared_query in (query[:1], query[:, :1]):
         packed_query = tensors.pack([shared_query, key, value])[:, :, :8]
-        found = packed_query.unflatten(-1, (2, 4)).permute(1, 2, 0, 3)
-        torch.testing.assert_close(found, shared_query.expand(3, 2, 5, 4))
+        query_by_head = packed_query.unflatten(-1, (2, 4)).permute(1, 2, 0, 3)
+        torch.testing.assert_close(query_by_head, shared_query.expand(3, 2, 5, 4))

@@ -210,7 +210,8 @@ def attend_without_dropping(
     """
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
     has_dropout = dropout > 0
-    plan = find_plan(call.layout.with_probability_0())  # of the same version, as the layout says which one it is
+    # The layout also says which version is launched. This does not change with the probability.
+    plan = find_plan(call.layout.with_probability_0())
     compile_kernels(plan, call.tensors)
     seed = None
     if has_dropout:

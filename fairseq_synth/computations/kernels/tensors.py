@@ -525,11 +525,11 @@ def find_rows_or_copy(x: Tensor, heads: int) -> SharedTensor:
 
     This is for the factors of a product. Columns behind those of x would be multiplied, too.
     """
-    found = find_or_copy(x, heads)
-    has_more_columns = found.columns > x.size(3)
+    shared_tensor = find_or_copy(x, heads)
+    has_more_columns = shared_tensor.columns > x.size(3)
     if has_more_columns:
         return copy_by_head(x, heads)
-    return found
+    return shared_tensor
 
 
 def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
@@ -656,9 +656,9 @@ def read_weights(summands: Summands, heads: int) -> Weights:
     weights_by_summand = find_weights(summands)
     if not weights_by_summand:
         return NO_WEIGHTS
-    found = find_rows_of_weights(weights_by_summand, heads)
-    if found is not None:
-        return found
+    rows_of_one_tensor = find_rows_of_weights(weights_by_summand, heads)
+    if rows_of_one_tensor is not None:
+        return rows_of_one_tensor
     return join_weights(weights_by_summand, heads)
 
 

@@ -120,7 +120,8 @@ def penalize_groups_of_every_batch(
         # No sentence is finished yet, so these are all sentences, in the order of their rows. They are kept for the
         # later steps of the batch, which get only the unfinished ones.
         self.sentence_of_each_row = original_batch_idxs  # [6, 7]
-    rows = find_places(original_batch_idxs, among=self.sentence_of_each_row)  # of [7] among [6, 7]: [1]
+    # In the example, sentence 7 has the row 1, because it is at place 1 of [6, 7].
+    rows = find_places(original_batch_idxs, among=self.sentence_of_each_row)
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 
 
