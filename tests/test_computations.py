@@ -41,27 +41,29 @@ def has_inner_product(spec):
 
 
 @pytest.mark.parametrize("dtype, atol", [(torch.float64, 1e-12), (torch.float32, 5e-5)])
-@pytest.mark.parametrize("computation", [fused, tiled, "tiled in one", None])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [[9] * 3, LENGTHS, [9]], ids=["full", "padded", "one"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_each_computation_equals_the_plain_one(spec, lengths, causal, computation, dtype, atol, monkeypatch):
-    """The output, and the gradients of the input and of every parameter. None stands for the one that is chosen."""
-    if computation is fused and not has_inner_product(spec):
-        pytest.skip("no inner product")
-    if computation == "tiled in one":
-        computation = tiled
-        monkeypatch.setattr(tiled, "TILE", 1 << 19)
-        monkeypatch.setattr(tiled, "CAUSAL_ROWS", 128)
+def test_each_computation_equals_the_plain_one(spec, lengths, causal, dtype, atol, monkeypatch):
+    """The output, and the gradients of the input and of every parameter."""
     torch.manual_seed(1)
     module = make_attention(spec).to(dtype)
     x, gradient = torch.randn(2, 9, len(lengths), 6, dtype=dtype)
     padding = padding_mask(lengths) if min(lengths) < 9 else None
     masks = {"padding": padding, "is_causal": causal}
     expected = run_attention(module, x, gradient, monkeypatch, **masks, attend=plain.compute)
-    attend = computations.attend if computation is None else computation.compute  # None: the one that is chosen
-    results = run_attention(module, x, gradient, monkeypatch, **masks, attend=attend)
-    assert_results_equal(results, expected, atol)
+
+    chosen = run_attention(module, x, gradient, monkeypatch, **masks, attend=computations.attend)
+    assert_results_equal(chosen, expected, atol)
+    if has_inner_product(spec):
+        in_one_call = run_attention(module, x, gradient, monkeypatch, **masks, attend=fused.compute)
+        assert_results_equal(in_one_call, expected, atol)
+    in_small_tiles = run_attention(module, x, gradient, monkeypatch, **masks, attend=tiled.compute)
+    assert_results_equal(in_small_tiles, expected, atol)
+    monkeypatch.setattr(tiled, "TILE", 1 << 19)
+    monkeypatch.setattr(tiled, "CAUSAL_ROWS", 128)
+    in_one_tile = run_attention(module, x, gradient, monkeypatch, **masks, attend=tiled.compute)
+    assert_results_equal(in_one_tile, expected, atol)
 
 
 @pytest.mark.parametrize("std", [1, 10, 50])

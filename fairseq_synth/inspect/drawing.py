@@ -189,9 +189,9 @@ class Picture(NamedTuple):
         """Writes the picture as a PNG."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        figure = self.draw()
-        FigureCanvasAgg(figure)
-        figure.savefig(folder / self.name, metadata={DIGEST: self.digest(), "Software": None})
+        canvas = FigureCanvasAgg(self.draw())
+        # The method `savefig` of the figure would write the same file, but it would draw the figure twice.
+        canvas.print_png(folder / self.name, metadata={DIGEST: self.digest(), "Software": None})
 
 
 def stored_digest(path: Path) -> str:
