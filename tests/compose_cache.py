@@ -5,9 +5,9 @@ fairseq translates the flags of a command into Hydra's overrides, of which there
 such as ``optimization.lr=[0.1]``, sets an entry of the configuration. The tests run hundreds of commands with other
 values, but with only a few sets of groups. So the configuration of each set of groups is cached.
 
-Setting a few hundred values takes almost as long. fairseq always sets the same entries of a set of groups, most of them
-to the same values. So the cached configuration has the values of the first command, and a later command only sets the
-values that differ.
+Setting a few hundred values takes almost as long. Most commands with the same groups set the same entries, nearly all
+of them to the same values. So a configuration with the values of the first such command is cached, too, and a later
+command only sets the values that differ.
 
 Before it composes, Hydra finds out which file has called it. It reads the sources of all functions on the stack for
 this, which takes another tenth of a second. `find_calling_file` only looks at the function that has called Hydra.
@@ -42,7 +42,7 @@ class CachedCompose:
 
     def __init__(self, compose):
         self.compose = compose
-        self.cache = {}  # {(name of the configuration, *groups and names of the entries that are set): CachedConfig}
+        self.cache = {}  # {(name of the configuration, *groups, *names of the entries that are set): CachedConfig}
 
     def __call__(self, config_name, overrides, strict):
         try:
@@ -55,17 +55,36 @@ class CachedCompose:
         groups = [override for override in overrides if is_group(override)]
         values = [override for override in overrides if not is_group(override)]
         names = [override.split("=")[0] for override in values]
-        key = (config_name, *groups, *names)
         schemas = current_schemas(groups)
-        cached = self.cache.get(key)
-        if cached is None or not are_same_objects(cached.schemas, schemas):
+
+        # 1. the configuration of the groups, without values
+        key_of_groups = (config_name, *groups)
+        without_values = self.look_up(key_of_groups, schemas)
+        if without_values is None:
             config = self.compose(config_name, overrides=groups, strict=strict)
+            without_values = CachedConfig(schemas, values=set(), pickled_config=pickle.dumps(config))
+            self.cache[key_of_groups] = without_values
+
+        # 2. the same with the values of the first command that sets these entries
+        key = (config_name, *groups, *names)
+        cached = self.look_up(key, schemas)
+        if cached is None:
+            config = pickle.loads(without_values.pickled_config)
             set_values(config, values)
-            cached = CachedConfig(schemas, set(values), pickle.dumps(config))
+            cached = CachedConfig(schemas, values=set(values), pickled_config=pickle.dumps(config))
             self.cache[key] = cached
+
+        # 3. the same with the values of this command
         config = pickle.loads(cached.pickled_config)
         set_values(config, [override for override in values if override not in cached.values])
         return config
+
+    def look_up(self, key, schemas):
+        """Returns the CachedConfig of a key, or None if there is none or if it was composed from other schemas."""
+        cached = self.cache.get(key)
+        if cached is not None and are_same_objects(cached.schemas, schemas):
+            return cached
+        return None
 
 
 def set_values(config, values):
