@@ -5,7 +5,8 @@
 #   scripts/test.sh --kernels        also runs all tests of the GPU kernels in Triton's interpreter, with sentences of
 #                                    all lengths. The default tests contain only a few tests of the kernels
 #   scripts/test.sh --all            runs the tests of .ci/run, which also cover most calls of the kernels, torch.compile,
-#                                    and training in several new processes (torchrun, spawned workers)
+#                                    training in several new processes (torchrun, spawned workers), and the scripts in a
+#                                    locale without UTF-8
 #   scripts/test.sh --corpora=DIR    also runs the tests that read real text, from the subfolders multi30k, lm,
 #                                    classification, glue, superglue, summarisation and dialogue of DIR. The environment
 #                                    variable CORPORA has the same effect

@@ -42,7 +42,8 @@ def pytest_addoption(parser):
     group.addoption(
         "--all",
         action="store_true",
-        help="run the tests of .ci/run: most tests of the kernels, torch.compile, training in several processes",
+        help="run the tests of .ci/run: most tests of the kernels, torch.compile, training in several processes, and "
+        "the scripts in a locale without UTF-8",
     )
     group.addoption(
         "--corpora",

@@ -360,9 +360,13 @@ def test_constraints_are_prepared_as_text_of_the_target_language(single_letters)
     assert [languages.without_bpe(part) for part in line.split("\t")] == ["ışık ğ", "i see", "auto"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_any_locale(programs_in_process, tmp_path):
-    """The scripts, and the programs that they call, read and write UTF-8 even if the locale has ASCII alone."""
+    """The scripts, and the programs that they call, read and write UTF-8 even if the locale has ASCII alone.
+
+    Python reads the locale when it starts, so that ten new processes import torch, fairseq or sacremoses here.
+    """
     raw = write_corpus(tmp_path / "raw", "ru")
     data = tmp_path / "data"
     run = tmp_path / "run"
