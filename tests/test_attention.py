@@ -756,7 +756,7 @@ def test_the_table_of_cached_values_grows_by_doubling(mode):
 @pytest.mark.parametrize("spec", ["random", "vanilla"])
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_copy_of_a_reordered_cache_goes_on_alone(spec, context):
-    """What is added to one copy of the cache is not seen by the other, in any grad mode."""
+    """A token that is added to one copy of the cache is not seen by the other copy, in any grad mode."""
     module = make_attention(spec).eval()
     x = torch.randn(4, 2, 6)
     incremental_state = {}
