@@ -1,4 +1,7 @@
-"""What SyntheticAttention does around the logits: masks, dropout, weights, cache, precision."""
+"""SyntheticAttention around its functions: projections, masks, dropout, weights, cache, precision, generation.
+
+test_synthesizers.py tests the functions, which compute the logits.
+"""
 
 import itertools
 from unittest import mock
@@ -37,7 +40,7 @@ def attend_causally(module, x):
 
 
 def do_nothing(*arguments):
-    """Is a hook without effect."""
+    """Does nothing. It is used as a hook without effect."""
 
 
 # ---- queries, keys and values
@@ -50,17 +53,18 @@ def module_with_queries(request):
 
 
 @pytest.fixture
-def products(monkeypatch):
-    """Returns a list to which every product with a weight adds the number of the weight's rows."""
-    rows = []
+def rows_of_weights(monkeypatch):
+    """Returns a list to which every product with a weight, F.linear, adds the number of the weight's rows."""
+    rows_of_weights = []
     original_linear = F.linear
 
     def linear(x, weight, bias):
-        rows.append(len(weight))
+        """Stands in for F.linear, and notes the number of rows."""
+        rows_of_weights.append(len(weight))
         return original_linear(x, weight, bias)
 
     monkeypatch.setattr(attention.F, "linear", linear)
-    return rows
+    return rows_of_weights
 
 
 def project_and_differentiate(module, x):
@@ -72,59 +76,62 @@ def project_and_differentiate(module, x):
     return [queries, keys, values, *gradients]
 
 
-def test_queries_keys_and_values_are_one_product_in_training(module_with_queries, products):
+def test_queries_keys_and_values_are_one_product_in_training(module_with_queries, rows_of_weights):
     module = module_with_queries
     heads = module.num_query_heads
     x = torch.randn(5, 3, 6).double().requires_grad_()
     queries, keys, values, *_ = module.project(x)
-    assert products == [3 * heads + 3 * heads + 6]
+    assert rows_of_weights == [3 * heads + 3 * heads + 6]
     assert queries.shape == (3, heads, 5, 3)
     assert keys.shape == (3, heads, 5, 3)
     assert values.shape == (3, 2, 5, 3)
 
 
-def test_queries_keys_and_values_are_three_products_in_evaluation(module_with_queries, products):
+def test_queries_keys_and_values_are_three_products_in_evaluation(module_with_queries, rows_of_weights):
     module = module_with_queries
     heads = module.num_query_heads
     x = torch.randn(5, 3, 6).double().requires_grad_()
     expected = module.project(x)[:3]
-    products.clear()
+    rows_of_weights.clear()
     torch.testing.assert_close(module.eval().project(x)[:3], expected)
-    assert products == [3 * heads, 3 * heads, 6]
+    assert rows_of_weights == [3 * heads, 3 * heads, 6]
 
 
 @pytest.mark.parametrize(
     "register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
 )
-def test_a_projection_with_a_hook_is_called(register, module_with_queries, products):
+def test_a_projection_with_a_hook_is_called(register, module_with_queries, rows_of_weights):
     module = module_with_queries
     heads = module.num_query_heads
     x = torch.randn(5, 3, 6).double().requires_grad_()
     expected = project_and_differentiate(module, x)
-    products.clear()
-    getattr(module.k_proj, register)(do_nothing)
+    rows_of_weights.clear()
+    register_hook = getattr(module.k_proj, register)
+    register_hook(do_nothing)
     torch.testing.assert_close(project_and_differentiate(module, x), expected)
-    assert products == [3 * heads, 3 * heads, 6]
+    assert rows_of_weights == [3 * heads, 3 * heads, 6]
 
 
-def test_a_projection_with_another_forward_is_called(module_with_queries, products):
+def test_a_projection_with_another_forward_is_called(module_with_queries, rows_of_weights):
     module = module_with_queries
     heads = module.num_query_heads
+    # The method of the class becomes an attribute of the object, as if it were another function.
     module.k_proj.forward = module.k_proj.forward
     module.project(torch.randn(5, 3, 6).double())
-    assert products == [3 * heads, 3 * heads, 6]
+    assert rows_of_weights == [3 * heads, 3 * heads, 6]
 
 
 class DoubledLinear(torch.nn.Linear):
     """A projection that is not just a product with its weight."""
 
     def forward(self, x):
+        """Returns twice the product with the weight."""
         return 2 * super().forward(x)
 
 
 @pytest.mark.parametrize("is_doubled", [False, True])
 def test_a_projection_of_another_kind_is_called(is_doubled, module_with_queries):
-    """Of another class, or without a bias."""
+    """The projection is of another class, or it has no bias."""
     module = module_with_queries
     width = 3 * module.num_query_heads
     projection = DoubledLinear(6, width) if is_doubled else torch.nn.Linear(6, width, bias=False)
@@ -163,7 +170,7 @@ def test_projections_whose_weights_are_no_parameters():
     ],
 )
 def test_a_hook_of_an_inner_module_is_called_once(name, kind):
-    """Even if the attention could compute the same without calling the module."""
+    """The attention calls the module even if it could compute the same without it."""
     module = make_attention("random+vanilla")
     hook = mock.Mock(return_value=None)
     register = getattr(module.get_submodule(name), f"register_{kind}")
@@ -180,11 +187,11 @@ def test_a_key_or_value_that_is_not_the_query_is_refused():
     module = make_attention("random+vanilla")
     x = torch.randn(3, 2, 6)
     module(x, x[:], x.view_as(x))
-    for other in (torch.randn(3, 2, 6), x.clone(), x[:2], x.transpose(0, 1)):
+    for different_input in (torch.randn(3, 2, 6), x.clone(), x[:2], x.transpose(0, 1)):
         with pytest.raises(ValueError, match="key: must be the same tensor as query"):
-            module(x, other, x)
+            module(x, different_input, x)
         with pytest.raises(ValueError, match="value: must be the same tensor as query"):
-            module(x, x, other)
+            module(x, x, different_input)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +205,7 @@ def test_a_key_or_value_that_is_not_the_query_is_refused():
 def test_a_synthesizer_of_other_heads_is_refused(
     embed_dim, num_heads, heads_of_synthesizer, width_of_synthesizer, message
 ):
-    """It would compute something else, without an error if the sizes fit by chance."""
+    """The attention would compute something else, without an error if the sizes fit by chance."""
     mixture = synthesizers.Mixture(
         ("random", "vanilla"), "convex", heads_of_synthesizer, width_of_synthesizer, max_length=5, rank=2
     )
@@ -223,6 +230,7 @@ def test_second_derivatives_equal_finite_differences(spec):
     inputs = [x, *module.parameters()]
 
     def sum_squares_of_gradients():
+        """Returns the number whose derivatives are compared."""
         out, _ = module(x, need_weights=True)
         gradients = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
         return sum(gradient.square().sum() for gradient in gradients)
@@ -246,7 +254,7 @@ def test_second_derivatives_equal_finite_differences(spec):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_sentence_of_padding_alone_changes_no_other_sentence(spec, dtype):
-    """Its own output is out_proj(0) if weights are needed, and any finite numbers if they are not."""
+    """The output for padding is out_proj(0) if weights are needed, and any finite numbers if they are not."""
     module = make_attention(spec).to(dtype)
     x = torch.randn(4, 2, 6).to(dtype).requires_grad_()
     padding = torch.tensor([[False] * 4, [True] * 4])
@@ -281,7 +289,7 @@ def test_the_output_of_a_row_that_sees_no_key_is_that_of_zero_values(spec, need_
 
 
 def test_weights_of_a_row_that_sees_no_key_are_zero():
-    """Not NaN. With padding on the left, a causal mask leaves the first rows without any key."""
+    """They are not NaN. With padding on the left, a causal mask leaves the first rows without any key."""
     scores = torch.randn(1, 1, 3, 3, requires_grad=True)
     padding = torch.tensor([[True, False, False]])
     weights = masked_softmax(scores, padding, future_mask(3))
@@ -376,7 +384,7 @@ def test_the_causal_mask_is_for_padding_behind_the_sentences(spec):
 @pytest.mark.parametrize("is_on_the_left", [False, True])
 @pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
 def test_padding_under_the_causal_mask_has_the_same_output_with_and_without_weights(spec, is_on_the_left, monkeypatch):
-    """Also for padding on the left, which only a CPU refuses."""
+    """This holds for padding on the left, too, which only a CPU refuses."""
     monkeypatch.setattr("fairseq_synth.masks.on_cpu", lambda _: False)
     module = make_attention(spec).eval()
     x = torch.randn(5, 2, 6)
@@ -408,10 +416,11 @@ def test_weights_have_the_shapes_of_fairseqs_attention_and_rows_that_sum_to_1(sp
 
 @pytest.mark.parametrize("is_step", [False, True])
 def test_weights_have_the_type_of_the_layer(is_step):
-    """For a whole sentence and for a step of decoding."""
+    """This holds for a whole sentence and for a step of decoding."""
     module = make_attention("random+vanilla").to(torch.bfloat16)
     x = torch.randn(1, 2, 6, dtype=torch.bfloat16)
-    out, weights = module(x, incremental_state={} if is_step else None, need_weights=True)
+    incremental_state = {} if is_step else None
+    out, weights = module(x, incremental_state=incremental_state, need_weights=True)
     assert out.dtype == torch.bfloat16
     assert weights.dtype == torch.bfloat16
 
@@ -434,7 +443,7 @@ def test_the_mean_over_draws_of_dropout_is_the_output_without_dropout(spec):
 
 @pytest.mark.parametrize("spec", ["random", "factorized_random", "dense", "random+vanilla", "vanilla"])
 def test_dropout_can_be_retained_in_generation(spec):
-    """By fairseq's flag --retain-dropout."""
+    """fairseq has the flag --retain-dropout for this."""
     module = make_attention(spec, dropout=0.4).eval()
     module.dropout_module.make_generation_fast_("x", retain_dropout=True)
     x = torch.randn(4, 1, 6).expand(4, 20_000, 6)
@@ -467,24 +476,26 @@ def test_heads_may_share_their_logits(grad, restore_registry):
 
 
 def make_attentions_with_equal_rows(spec, dropout):
-    """Returns an attention that computes one row of logits for all rows, and one that computes each of the equal rows.
+    """Returns two attentions with equal rows of logits: the first computes one row for all rows, the second every row.
 
     Args:
         spec: the functions of the first attention, with "columns" in it.
-        dropout: of the weights.
+        dropout: the probability of dropping an attention weight.
     """
 
     class Rows(Columns):
         """Has the same logits as `Columns`, once for each row."""
 
         def forward(self, inputs):
+            """Returns the logits (1, H, T, S)."""
             row = self.c[None, :, None, : inputs.src_len]
             return [Bias(row.expand(-1, -1, inputs.x.size(0), -1))]
 
     synthesizers.register_synthesizer("columns")(Columns)
     synthesizers.register_synthesizer("rows")(Rows)
-    one_row = make_attention(spec, dropout=dropout).double().train(dropout > 0)
-    every_row = make_attention(spec.replace("columns", "rows"), dropout=dropout).double().train(dropout > 0)
+    has_dropout = dropout > 0
+    one_row = make_attention(spec, dropout=dropout).double().train(has_dropout)
+    every_row = make_attention(spec.replace("columns", "rows"), dropout=dropout).double().train(has_dropout)
     return one_row, every_row
 
 
@@ -531,7 +542,7 @@ def test_one_row_of_logits_stands_for_all_rows_in_decoding(spec, restore_registr
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_steps_of_a_beam_search_equal_the_whole_sentence(spec, grad):
-    """With a cache, one token at a time, while the beam reorders, copies and finishes hypotheses."""
+    """The search gives one token at a time, with a cache. It reorders, copies and finishes hypotheses."""
     with torch.set_grad_enabled(grad):
         check_steps_of_a_beam_search(make_attention(spec).eval())
 
@@ -598,8 +609,10 @@ def test_the_second_derivative_of_steps_equals_that_of_the_plain_computation():
     x = torch.randn(3, 2, 6, dtype=torch.float64, requires_grad=True)
 
     def compute_second_derivative(out):
+        """Returns the gradient for x of a function of the gradient of an output."""
         (gradient,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
-        return torch.autograd.grad(gradient.pow(2).sum(), x)[0]
+        (second_derivative,) = torch.autograd.grad(gradient.pow(2).sum(), x)
+        return second_derivative
 
     plain_out, _ = module(x, attn_mask=causal_mask(x), need_weights=True)
     expected = compute_second_derivative(plain_out)
@@ -611,7 +624,7 @@ def test_the_second_derivative_of_steps_equals_that_of_the_plain_computation():
     "modes", list(itertools.permutations([torch.no_grad, torch.inference_mode, torch.enable_grad]))
 )
 def test_a_cache_of_one_grad_mode_goes_on_in_another(spec, modes):
-    """Three steps in each mode, with a reordering after each step."""
+    """The cache is used for three steps in each mode, and is reordered after each step."""
     module = make_attention(spec).eval()
     x = torch.randn(9, 2, 6)
     incremental_state = {}
@@ -666,7 +679,9 @@ def test_keys_and_values_that_fairseq_put_into_the_cache_are_reordered(spec):
     """Reordered in the cache, they have the same output as if they had been put there in the new order."""
     module = make_attention(spec)
     x = torch.randn(1, 2, 6)
-    keys, values = torch.randn(2, 2, 2, 2, 3)  # each (sentences, heads, tokens, width of a head)
+    keys_and_values = torch.randn(2, 2, 2, 2, 3)  # (2, sentences, heads, tokens, width of a head)
+    keys = keys_and_values[0]
+    values = keys_and_values[1]
     order = torch.tensor([1, 0])
     with torch.no_grad():
         reordered_state = {}
@@ -715,9 +730,9 @@ def test_a_step_does_not_join_the_factors_of_a_mixture(spec, monkeypatch):
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_the_table_of_cached_values_grows_by_doubling(mode):
-    """So the values are rarely moved, and never by a reordering. Values of dropped hypotheses are left behind.
+    """The values are moved to a larger table only rarely, and never by a reordering.
 
-    Six hypotheses become two after 32 of 48 steps.
+    Six hypotheses become two after 32 of 48 steps. The values of dropped hypotheses are then left behind.
     """
     module = make_attention("random", max_length=64).eval()
     incremental_state = {}
@@ -728,11 +743,12 @@ def test_the_table_of_cached_values_grows_by_doubling(mode):
             hypotheses = 6 if step < 32 else 2
             module(torch.randn(1, hypotheses, 6), incremental_state=incremental_state)
             values = incremental_state[module.state_key("vectors")].values
-            number_of_moves += values.data_ptr() != last_address
+            if values.data_ptr() != last_address:
+                number_of_moves += 1
             last_address = values.data_ptr()
             assert values.size(0) <= 4 * incremental_state[module.table_key].rows.numel()
-            order = torch.tensor([4, 4, 4, 0, 1, 2] if step < 31 else [1, 0])
-            module.reorder_incremental_state(incremental_state, order)
+            order = [4, 4, 4, 0, 1, 2] if step < 31 else [1, 0]
+            module.reorder_incremental_state(incremental_state, torch.tensor(order))
             assert incremental_state[module.state_key("vectors")].values.data_ptr() == last_address
     assert number_of_moves <= 8
 
@@ -740,7 +756,7 @@ def test_the_table_of_cached_values_grows_by_doubling(mode):
 @pytest.mark.parametrize("spec", ["random", "vanilla"])
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_copy_of_a_reordered_cache_goes_on_alone(spec, context):
-    """In any grad mode: what is added to one copy is not seen by the other."""
+    """A token that is added to one copy of the cache is not seen by the other copy, in any grad mode."""
     module = make_attention(spec).eval()
     x = torch.randn(4, 2, 6)
     incremental_state = {}
@@ -761,7 +777,7 @@ def test_a_copy_of_a_reordered_cache_goes_on_alone(spec, context):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_only_functions_that_read_keys_have_them_projected_and_cached(spec):
-    """And without padding no mask is cached."""
+    """Without padding, no mask is cached either."""
     module = make_attention(spec)
     x = torch.randn(1, 2, 6)
     incremental_state = {}
@@ -822,47 +838,53 @@ def test_half_precision_is_within_a_few_roundings_of_double_precision(spec, dtyp
 
 
 class Output(torch.nn.Module):
-    """Returns the output of a self-attention without its weights, as torch.jit.trace needs it."""
+    """A module that returns the output of a self-attention without its weights, as torch.jit.trace needs it."""
 
     def __init__(self, spec):
         super().__init__()
         self.attention = make_attention(spec)
 
     def forward(self, x, padding):
-        return self.attention(x, key_padding_mask=padding)[0]
+        """Returns the output (T, B, C)."""
+        out, _ = self.attention(x, key_padding_mask=padding)
+        return out
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_trace_holds_for_another_batch_of_the_same_size(spec, monkeypatch):
-    """By torch.jit.trace. The check of torch itself compares padding, too, which may be anything."""
+    """torch.jit.trace itself would check the trace at padding, too, where the output may be anything."""
     monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", 0)
     module = Output(spec).eval()
     x = torch.randn(5, 3, 6)
     traced = torch.jit.trace(module, (x, padding_mask([5, 5, 3])), check_trace=False)
     other_x = torch.randn(5, 3, 6)
     other_padding = padding_mask([5, 4, 4])
-    torch.testing.assert_close(traced(other_x, other_padding)[:4], module(other_x, other_padding)[:4])
+    out = traced(other_x, other_padding)
+    expected = module(other_x, other_padding)
+    torch.testing.assert_close(out[:4], expected[:4])  # the first 4 tokens, which are not padding
 
 
 def test_vanilla_starts_from_the_same_bits_as_fairseqs_attention():
-    """From the same seed, under the same names."""
+    """The initial weights have the same values, from the same seed, and the same names."""
     torch.manual_seed(0)
-    fairseqs = MultiheadAttention(12, 3, self_attention=True).state_dict()
+    weights_of_fairseq = MultiheadAttention(12, 3, self_attention=True).state_dict()
     torch.manual_seed(0)
     mixture = synthesizers.Mixture(("vanilla",), "convex", num_heads=3, head_dim=4, max_length=12, rank=3)
-    ours = attention.SyntheticAttention(12, 3, mixture).state_dict()
-    assert list(ours) == list(fairseqs)
-    for name in fairseqs:
-        assert torch.equal(ours[name], fairseqs[name]), name
+    weights = attention.SyntheticAttention(12, 3, mixture).state_dict()
+    assert list(weights) == list(weights_of_fairseq)
+    for name in weights_of_fairseq:
+        assert torch.equal(weights[name], weights_of_fairseq[name]), name
 
 
 def test_vanilla_takes_the_weights_of_fairseqs_attention():
-    fairseqs = MultiheadAttention(12, 3, self_attention=True)
-    ours = make_attention("vanilla", embed_dim=12, num_heads=3)
-    ours.load_state_dict(fairseqs.state_dict())
+    attention_of_fairseq = MultiheadAttention(12, 3, self_attention=True)
+    module = make_attention("vanilla", embed_dim=12, num_heads=3)
+    module.load_state_dict(attention_of_fairseq.state_dict())
     x = torch.randn(5, 2, 12)
     padding = padding_mask([5, 3])
-    torch.testing.assert_close(ours(x, x, x, padding)[0], fairseqs(x, x, x, padding)[0])
+    out, _ = module(x, x, x, padding)
+    expected, _ = attention_of_fairseq(x, x, x, padding)
+    torch.testing.assert_close(out, expected)
 
 
 def test_fairseqs_moving_average_takes_the_state_dict():
@@ -883,7 +905,10 @@ def test_fairseqs_moving_average_takes_the_state_dict():
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
 @pytest.mark.parametrize("spec", [*SPECS, "random+vanilla:1/dense+random:1"])
 def test_a_model_prepared_for_generation_has_the_same_output(spec, mixture):
-    """It has no weights of a mixture and no scale of the dot product. A second preparation changes nothing."""
+    """The prepared model has no weights of a mixture and no scale of the dot product.
+
+    A second preparation changes nothing.
+    """
     module = make_attention(spec, mixture).double().eval()
     x = torch.randn(5, 3, 6, dtype=torch.float64)
     expected, _ = module(x, attn_mask=causal_mask(x))
@@ -900,7 +925,7 @@ def test_a_model_prepared_for_generation_has_the_same_output(spec, mixture):
 
 @pytest.mark.parametrize("spec, mixture", [("vanilla", "convex"), ("fixed_random+vanilla", "sum")])
 def test_the_factor_of_the_queries_is_on_the_device_of_the_projections(spec, mixture):
-    """And has their type, also if the functions have no parameters."""
+    """It has their type, too. Both hold even if the functions have no parameters."""
     module = make_attention(spec, mixture).to("meta").half()
     (part,) = module.synthesizer.mixtures()
     factor = part.fold_weights_(module.out_proj.weight)
@@ -913,18 +938,19 @@ PREPARED_SPECS = ["vanilla", "random+vanilla", "random+dense", "random:1/vanilla
 
 @pytest.mark.parametrize("spec", PREPARED_SPECS)
 def test_only_a_prepared_model_takes_the_weights_of_a_prepared_model(spec):
-    """Its weights are other numbers than the trained ones."""
+    """The weights of a prepared model are other numbers than the trained ones."""
     prepared = make_attention(spec)
     prepared.make_generation_fast_()
-    other = make_attention(spec, seed=1)
+    module = make_attention(spec, seed=1)
     with pytest.raises(SynthesizerError, match="^: these are weights of a model prepared for generation"):
-        other.load_state_dict(prepared.state_dict())
+        module.load_state_dict(prepared.state_dict())
+    attention_of_fairseq = MultiheadAttention(6, 2, self_attention=True)
     with pytest.raises(RuntimeError, match="Unexpected key"):
-        MultiheadAttention(6, 2, self_attention=True).load_state_dict(prepared.state_dict())
-    other.make_generation_fast_()
-    other.load_state_dict(prepared.state_dict())
+        attention_of_fairseq.load_state_dict(prepared.state_dict())
+    module.make_generation_fast_()
+    module.load_state_dict(prepared.state_dict())
     x = torch.randn(5, 3, 6)
-    torch.testing.assert_close(other(x), prepared(x), rtol=0, atol=0)
+    torch.testing.assert_close(module(x), prepared(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("spec", PREPARED_SPECS)
@@ -939,14 +965,15 @@ def test_a_prepared_model_takes_no_trained_weights(spec):
 
 
 def test_a_single_function_is_the_same_when_prepared():
-    """So any model takes its weights."""
+    """A model that is not prepared takes its weights, too."""
     prepared = make_attention("random")
     prepared.make_generation_fast_()
-    make_attention("random", seed=1).load_state_dict(prepared.state_dict())
+    module = make_attention("random", seed=1)
+    module.load_state_dict(prepared.state_dict())
 
 
 def check_that_preparation_changes_nothing(module):
-    """Checks that a module has the same weights and output after it was prepared for generation."""
+    """Checks that an attention has the same weights and output after it was prepared for generation."""
     x = torch.randn(5, 3, 6)
     weights_before = {name: weight.clone() for name, weight in module.state_dict().items()}
     expected, _ = module(x)
@@ -967,6 +994,7 @@ def test_queries_that_another_function_reads_are_not_scaled(restore_registry):
         """Reads the queries, like vanilla."""
 
         def forward(self, inputs):
+            """Returns the dot products of the keys with the absolute values of the queries."""
             return [Product(inputs.q.abs(), inputs.k)]
 
     check_that_preparation_changes_nothing(make_attention("absolute_query+vanilla").eval())
@@ -985,6 +1013,8 @@ def test_a_quantized_model_is_left_as_it_is(spec):
     quantized = torch.ao.quantization.quantize_dynamic(module, {torch.nn.Linear})
     x = torch.randn(5, 3, 6)
     expected, _ = quantized(x)
-    torch.testing.assert_close(expected, module(x)[0], rtol=0.1, atol=0.1)
+    out_of_module, _ = module(x)
+    torch.testing.assert_close(expected, out_of_module, rtol=0.1, atol=0.1)
     quantized.make_generation_fast_()
-    assert torch.equal(quantized(x)[0], expected)
+    out, _ = quantized(x)
+    assert torch.equal(out, expected)

@@ -1,9 +1,15 @@
-"""python -m fairseq_synth.convert: converted models against what the measurement predicts, on tiny models."""
+"""The command ``python -m fairseq_synth.convert`` on tiny models.
+
+The loss of a converted model is compared with a measurement: `fairseq_synth.inspect` replaces the logits of the same
+heads in the old model, by hooks, and computes the loss.
+"""
 
 import argparse
 import re
 import shlex
 from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,282 +25,536 @@ from fairseq_synth.inspect.passes import loss
 from fairseq_synth.inspect.words import ReplacedHead
 from fairseq_synth.names import POSITION_FUNCTIONS
 
-STOCK_SIZES = [flag for flag in SMALL if flag not in ("--synth-max-length", "24")]
-ONE_STACK = "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7 --max-update 1"
+# ---- checkpoints to convert
 
 
-def sized(side):
-    return (
-        f"--{side}-layers 2 --{side}-embed-dim 16 --{side}-ffn-embed-dim 16 --{side}-attention-heads 2 "
-        "--tokens-per-sample 32"
-    ).split()
+class Case(NamedTuple):
+    """A kind of checkpoint.
+
+    Attributes:
+        has_one_stack: whether the model is a language model or an encoder, and not a translation model.
+        architecture: the value of --arch.
+        flags: further flags of its training.
+    """
+
+    has_one_stack: bool
+    architecture: str
+    flags: list[str]
 
 
-LM = ["--task", "language_modeling", *sized("decoder"), "--sample-break-mode", "none", "--criterion", "cross_entropy"]
-MLM = ["--task", "masked_lm", *sized("encoder"), "--sample-break-mode", "eos", "--criterion", "masked_lm"]
-PRE_NORM = ["--encoder-normalize-before", "--decoder-normalize-before"]
-CASES = {  # a checkpoint: whether of one stack, and the flags of its training
-    "post-norm": (False, ["--arch", "transformer_multi30k", *STOCK_SIZES]),
-    "pre-norm": (False, ["--arch", "transformer_iwslt_de_en", *PRE_NORM, *STOCK_SIZES]),
-    "of Hydra": (False, ["--arch", "transformer_multi30k", *STOCK_SIZES]),
-    "of older fairseq": (False, ["--arch", "transformer_multi30k", *STOCK_SIZES]),
-    "language model": (True, ["--arch", "transformer_lm", *LM]),
-    "adaptive": (
-        True,
-        ["--arch", "transformer_lm", *LM[:-1], "adaptive_loss", "--ddp-backend", "legacy_ddp", "--add-bos-token"]
-        + "--adaptive-input --adaptive-input-cutoff 8,16 --adaptive-softmax-cutoff 8,16".split(),
+class Checkpoint(NamedTuple):
+    """A checkpoint to convert, and the folder with the binarised data of its training."""
+
+    path: Path
+    data: Path
+
+
+# The sizes of a small translation model of fairseq, which has no flag --synth-max-length.
+STOCK_SIZES = [word for word in SMALL if word not in ("--synth-max-length", "24")]
+# The training of a model with one stack, for one update. `RECIPE` is the training of a translation model.
+ONE_STACK_RECIPE = (
+    "--optimizer adam --lr 0.01 --max-tokens 400 --num-workers 0 --no-progress-bar --seed 7 --max-update 1"
+).split()
+LANGUAGE_MODEL = (
+    "--task language_modeling --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 "
+    "--decoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode none"
+).split()
+ENCODER = (
+    "--task masked_lm --criterion masked_lm --encoder-layers 2 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 "
+    "--encoder-attention-heads 2 --tokens-per-sample 32 --sample-break-mode eos --max-positions 40"
+).split()
+ADAPTIVE_INPUT_AND_SOFTMAX = (
+    "--criterion adaptive_loss --ddp-backend legacy_ddp --add-bos-token --adaptive-input --adaptive-input-cutoff 8,16 "
+    "--adaptive-softmax-cutoff 8,16"
+).split()
+HEADS_OF_TWO_KINDS = (
+    "--encoder-attention-heads 4 --decoder-attention-heads 4 "
+    "--encoder-synthesizer vanilla,factorized_random:1/random+vanilla:2/dense:1 "
+    "--decoder-synthesizer factorized_dense+vanilla:2/vanilla:2"
+).split()
+
+CASES = {
+    "post-norm": Case(has_one_stack=False, architecture="transformer_multi30k", flags=STOCK_SIZES),
+    "pre-norm": Case(
+        has_one_stack=False,
+        architecture="transformer_iwslt_de_en",
+        flags=["--encoder-normalize-before", "--decoder-normalize-before", *STOCK_SIZES],
     ),
-    "encoder": (True, ["--arch", "roberta", *MLM, "--max-positions", "40"]),
-    "heads of two kinds": (
-        False,
-        ["--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, "--encoder-attention-heads", "4"]
-        + ["--decoder-attention-heads", "4", "--encoder-synthesizer"]
-        + ["vanilla,factorized_random:1/random+vanilla:2/dense:1"]
-        + ["--decoder-synthesizer", "factorized_dense+vanilla:2/vanilla:2"],
+    "of Hydra": Case(has_one_stack=False, architecture="transformer_multi30k", flags=STOCK_SIZES),
+    "of older fairseq": Case(has_one_stack=False, architecture="transformer_multi30k", flags=STOCK_SIZES),
+    "language model": Case(
+        has_one_stack=True, architecture="transformer_lm", flags=[*LANGUAGE_MODEL, "--criterion", "cross_entropy"]
     ),
-    "mixed language model": (True, ["--arch", "transformer_lm_synth_random_vanilla_ptb", *LM]),
+    "adaptive": Case(
+        has_one_stack=True, architecture="transformer_lm", flags=[*LANGUAGE_MODEL, *ADAPTIVE_INPUT_AND_SOFTMAX]
+    ),
+    "encoder": Case(has_one_stack=True, architecture="roberta", flags=ENCODER),
+    "heads of two kinds": Case(
+        has_one_stack=False,
+        architecture="transformer_synth_random_vanilla_multi30k",
+        flags=[*SMALL, *HEADS_OF_TWO_KINDS],
+    ),
+    "mixed language model": Case(
+        has_one_stack=True,
+        architecture="transformer_lm_synth_random_vanilla_ptb",
+        flags=[*LANGUAGE_MODEL, "--criterion", "cross_entropy"],
+    ),
 }
 
 
+@pytest.fixture(scope="module")
+def make_checkpoint(make_once, data, monolingual):
+    """Provides a function ``make_checkpoint(name)``, which returns a `Checkpoint` of the case CASES[name].
+
+    The first test that asks for a case trains its model. The model of "post-norm" is trained a little. Each other model
+    is trained for one update, and noise is added to its attention, so that the attention weights are far from equal.
+    """
+
+    def make_checkpoint(name):
+        """Returns the checkpoint, and trains its model if no test has done so before."""
+        data_folder = monolingual if CASES[name].has_one_stack else data / "bin"
+
+        def train_model(folder):
+            """Fills the folder that `make_once` has made."""
+            train_model_of_case(name, data_folder, folder)
+
+        name_of_folder = f"trained-{name.replace(' ', '-')}"
+        save_folder = make_once(name_of_folder, train_model)
+        return Checkpoint(path=save_folder / "checkpoint_last.pt", data=data_folder)
+
+    return make_checkpoint
+
+
+def train_model_of_case(name, data_folder, save_folder):
+    """Trains the model of a case, and writes checkpoint_last.pt.
+
+    Args:
+        name: a key of CASES.
+        data_folder: the folder with binarised data.
+        save_folder: the folder for the checkpoint.
+    """
+    case = CASES[name]
+    is_trained_longer = name == "post-norm"
+    if case.has_one_stack:
+        recipe = ONE_STACK_RECIPE
+    elif is_trained_longer:
+        recipe = [*RECIPE, "--max-update", "160"]
+    else:
+        recipe = [*RECIPE, "--max-update", "1"]
+    argv = [data_folder, *USER_DIR, *recipe, "--arch", case.architecture, *case.flags]
+    argv += ["--no-epoch-checkpoints", "--disable-validation", "--save-dir", save_folder]
+    run_cli(train.cli_main, *argv)
+
+    path = save_folder / "checkpoint_last.pt"
+    state = torch.load(path, weights_only=False)
+    if not is_trained_longer:
+        add_noise_to_self_attention(state["model"])
+    if name == "of Hydra":
+        # fairseq-hydra-train stores the options of the model as a dictionary.
+        state["cfg"]["model"] = vars(state["cfg"]["model"])
+    if name == "of older fairseq":
+        # Older versions stored the command line instead of a config.
+        state["args"] = state["cfg"]["model"]
+        state["cfg"] = None
+    torch.save(state, path)
+
+
+def add_noise_to_self_attention(weights):
+    """Adds noise to the parameters of self-attention in a state dict, always the same noise."""
+    torch.manual_seed(0)  # The noise must not depend on the test that asks for the checkpoint first.
+    for name, weight in weights.items():
+        if "self_attn" in name and weight.is_floating_point():
+            weight.add_(0.5 * torch.randn(weight.shape))
+
+
+# ---- the command and the measurement
+
+
 @pytest.fixture(autouse=True)
-def few_sentences(monkeypatch):
-    """That attention is averaged over by default."""
+def average_over_few_sentences(monkeypatch):
+    """Lets the command average attention over at most 60 sentences, unless it has the flag --sentences."""
     monkeypatch.setattr(arguments, "AVERAGED_SENTENCES", 60)
 
 
-@pytest.fixture(scope="module")
-def trained(make_once, data, monolingual):
-    """Makes a checkpoint of a case, and returns it with its data: trained a little, or with weights far from even."""
-
-    def make(case, folder, save):
-        one, flags = CASES[case]
-        updates = "160" if case == "post-norm" else "1"
-        recipe = ONE_STACK.split() if one else [*RECIPE, "--max-update", updates]
-        argv = [folder, *USER_DIR, *recipe, *flags, "--no-epoch-checkpoints", "--disable-validation"]
-        run_cli(train.cli_main, *argv, "--save-dir", save)
-        path = save / "checkpoint_last.pt"
-        state = torch.load(path, weights_only=False)
-        torch.manual_seed(0)  # of whatever test asks for it first
-        for key, weight in state["model"].items():
-            if "self_attn" in key and weight.is_floating_point() and updates == "1":
-                weight.add_(0.5 * torch.randn(weight.shape))
-        if case == "of Hydra":
-            state["cfg"]["model"] = vars(state["cfg"]["model"])
-        if case == "of older fairseq":
-            state.update(args=state["cfg"]["model"], cfg=None)
-        torch.save(state, path)
-
-    def made(case):
-        folder = monolingual if CASES[case][0] else data / "bin"
-        save = make_once(f"trained-{case.replace(' ', '-')}", lambda save: make(case, folder, save))
-        return save / "checkpoint_last.pt", folder
-
-    return made
+def make_argv(path, data, out, flags):
+    """Returns the command line of a conversion, as strings."""
+    argv = [path, "--data", data, "--out", out, *flags]
+    return [str(word) for word in argv]
 
 
-def run(path, folder, out, *flags):
-    """Converts; returns the five lines."""
-    printed, _ = run_cli(lambda: main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
+def convert(path, data, out, *flags):
+    """Converts a checkpoint, and returns the five lines that the command prints.
+
+    Args:
+        path: the checkpoint.
+        data: the folder with binarised data.
+        out: the path of the new checkpoint.
+        flags: further flags of the command.
+    """
+    printed, _log = run_cli(lambda: main(make_argv(path, data, out, flags)))
     return printed.splitlines()
 
 
-def loss_of(path, folder):
-    loaded = checkpoints.load(path, folder)
-    return loss(loaded, checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid")))
+def get_refusal(path, data, out, *flags):
+    """Runs a conversion that has to fail, and returns the line with its error. The arguments are those of `convert`."""
+    return get_error_line(lambda: main(make_argv(path, data, out, flags)))
 
 
-def predictor(path, folder, function, cfg):
-    """What gives the loss with some heads' logits replaced, by the hooks of the measurement; l and k are a config's."""
-    loaded = checkpoints.load(path, folder)
-    average, length = words.average(loaded, "train", arguments.AVERAGED_SENTENCES), cfg["synth_max_length"]
+def read_model_config(path):
+    """Returns the options of the model in a converted checkpoint, as a dictionary."""
+    return torch.load(path, weights_only=False)["cfg"]["model"]
+
+
+def load_valid_batches(loaded):
+    """Returns the split valid in batches, for a model that `checkpoints.load` has loaded."""
+    sentences = checkpoints.readable(loaded, "valid")
+    return checkpoints.batches(loaded, "valid", sentences)
+
+
+def compute_loss(loaded):
+    """Returns the loss of a loaded model on the split valid, in bits."""
+    return loss(loaded, load_valid_batches(loaded))
+
+
+def compute_loss_with_replaced_heads(loaded, batches, logits, heads):
+    """Returns the loss of a loaded model in bits, measured while hooks replace the logits of some heads.
+
+    Args:
+        loaded: the model.
+        batches: the data.
+        logits: {self-attention: the logits by position of all its heads}.
+        heads: the heads that get these logits.
+    """
+    with hooks.replaced_heads(loaded.model, logits, heads):
+        return loss(loaded, batches)
+
+
+def fit_logits(loaded, function, max_length, rank):
+    """Returns {self-attention: the logits of a function that come nearest to its averaged attention}.
+
+    Args:
+        loaded: the model whose attention is averaged, over the split train.
+        function: one of POSITION_FUNCTIONS.
+        max_length: the number of positions, --synth-max-length.
+        rank: the rank of factorized_random, --synth-rank.
+    """
+    averages = words.average(loaded, "train", arguments.AVERAGED_SENTENCES)
     logits = {}
-    for name, constants in average.constants.items():
-        parameters = words.function_parameters(function, constants, length, cfg["synth_rank"])
-        logits[name] = words.function_logits(function, parameters, length)
-    sample = checkpoints.batches(loaded, "valid", checkpoints.readable(loaded, "valid"))
-
-    def predicted(heads):
-        with hooks.replaced_heads(loaded.model, logits, heads):
-            return loss(loaded, sample)
-
-    return predicted
+    for name, constants in averages.constants.items():
+        parameters = words.function_parameters(function, constants, max_length, rank)
+        logits[name] = words.function_logits(function, parameters, max_length)
+    return logits
 
 
-def replaceable(path, folder):
+def list_replaceable_heads(model):
+    """Returns all heads of a model whose logits are dot products, alone or in a mixture."""
     heads = []
-    for attention in self_attentions(checkpoints.load(path, folder).model):
+    for attention in self_attentions(model):
         heads += dot_product_heads(attention)
     return heads
 
 
-@pytest.mark.parametrize(
-    "case, function",
-    [("post-norm", function) for function in POSITION_FUNCTIONS]
-    + [(case, POSITION_FUNCTIONS[i % 3]) for i, case in enumerate(CASES) if i],
-)
-def test_the_loss_is_what_the_measurement_predicts(case, function, trained, tmp_path):
-    path, folder = trained(case)
-    out, heads = tmp_path / "new.pt", replaceable(path, folder)
-    stacks = {name.split(".")[0] for name, _ in heads}
-    flags = [part for stack in stacks for part in (f"--{stack}", function)]
-    lines = run(path, folder, out, *flags, "--rank", "3")
-    cfg = torch.load(out, weights_only=False)["cfg"]["model"]
-    expected = predictor(path, folder, function, cfg)(heads)
-    assert loss_of(out, folder) == pytest.approx(expected, abs=1e-5)
-    assert abs(expected - loss_of(path, folder)) > 1e-4  # or nothing would be seen
-    assert cfg["synth_rank"] == 3 or "_synth_" in CASES[case][1][1]  # a Synthesizer keeps its own
-    assert len(lines) == 5 and lines[0].endswith(f"({path})")
-    assert lines[1].startswith(f"loss, converted: {expected:.4f} bits") and lines[1].endswith(f"({out})")
+def list_cases_with_functions():
+    """Returns pairs of a case and a function: "post-norm" with every function, and each other case with one of them."""
+    pairs = []
+    for function in POSITION_FUNCTIONS:
+        pairs.append(("post-norm", function))
+    other_cases = [name for name in CASES if name != "post-norm"]
+    for number, name in enumerate(other_cases, start=1):
+        function = POSITION_FUNCTIONS[number % 3]  # the functions in turn
+        pairs.append((name, function))
+    return pairs
+
+
+@pytest.mark.parametrize("case, function", list_cases_with_functions())
+def test_the_loss_is_what_the_measurement_predicts(case, function, make_checkpoint, tmp_path):
+    """A model whose heads are all converted has the loss of the old model with the logits of all heads replaced."""
+    checkpoint = make_checkpoint(case)
+    old = checkpoints.load(checkpoint.path, checkpoint.data)
+    heads = list_replaceable_heads(old.model)
+    flags = ["--rank", "3"]
+    for stack in ("encoder", "decoder"):
+        if any(head.attention.startswith(stack) for head in heads):
+            flags += [f"--{stack}", function]
+
+    out = tmp_path / "new.pt"
+    lines = convert(checkpoint.path, checkpoint.data, out, *flags)
+
+    config = read_model_config(out)
+    old_loss = compute_loss(old)
+    logits = fit_logits(old, function, config["synth_max_length"], config["synth_rank"])
+    predicted_loss = compute_loss_with_replaced_heads(old, load_valid_batches(old), logits, heads)
+    assert abs(predicted_loss - old_loss) > 1e-4  # Otherwise a conversion that changes nothing would pass, too.
+    new_loss = compute_loss(checkpoints.load(out, checkpoint.data))
+    assert new_loss == pytest.approx(predicted_loss, abs=1e-5)
+
+    was_synthesizer = "_synth_" in CASES[case].architecture
+    assert config["synth_rank"] == 3 or was_synthesizer  # A Synthesizer keeps its own rank.
+    assert len(lines) == 5
+    assert lines[0].endswith(f"({checkpoint.path})")
+    assert lines[1].startswith(f"loss, converted: {predicted_loss:.4f} bits")
+    assert lines[1].endswith(f"({out})")
 
 
 # ---- averages by position
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
-def test_constants_are_found_again(causal, tied):
-    """Weights that depend on positions alone, of sentences of several lengths: nothing is lost."""
-    S = positional.toeplitz(2 * torch.randn(2, 17), 9) if tied else 2 * torch.randn(2, 9, 9)
-    seen = positional.MeanByPosition()
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("depends_on_distance", [False, True])
+def test_constant_logits_are_recovered_from_their_weights(is_causal, depends_on_distance):
+    """If attention weights depend on positions alone, the fitted logits have the same weights.
+
+    The sentences have several lengths. Logits by distance have the same weights only if the given logits depend on the
+    distance alone.
+    """
+    if depends_on_distance:
+        logits = positional.toeplitz(2 * torch.randn(2, 17), 9)
+    else:
+        logits = 2 * torch.randn(2, 9, 9)
+    mean = positional.MeanByPosition()
     for length in (3, 9, 5, 7, 5, 2, 1, 8, 9):
-        seen.add(measure.sentence_weights(S[:, :length, :length], causal))
-    constants = positional.fit_constants(seen, causal)
-    expected = measure.sentence_weights(S, causal)
-    assert torch.allclose(measure.sentence_weights(constants.by_position, causal), expected, atol=1e-3)
-    if causal:  # what lies behind is 0, for the matrix of a rank that comes nearest
-        assert not constants.by_position.triu(1).any() and not constants.by_distance[:, 9:].any()
-    by_distance = measure.sentence_weights(positional.toeplitz(constants.by_distance, 9), causal)
-    assert torch.allclose(by_distance, expected, atol=1e-3) == tied
+        mean.add(measure.sentence_weights(logits[:, :length, :length], is_causal))
+    constants = positional.fit_constants(mean, is_causal)
+
+    expected_weights = measure.sentence_weights(logits, is_causal)
+    weights_by_position = measure.sentence_weights(constants.by_position, is_causal)
+    assert torch.allclose(weights_by_position, expected_weights, atol=1e-3)
+    if is_causal:
+        # Logits of columns that a row does not see are 0: the best approximation of a low rank depends on them, too.
+        assert not constants.by_position.triu(1).any()
+        assert not constants.by_distance[:, 9:].any()
+    logits_by_distance = positional.toeplitz(constants.by_distance, 9)
+    weights_by_distance = measure.sentence_weights(logits_by_distance, is_causal)
+    is_close = torch.allclose(weights_by_distance, expected_weights, atol=1e-3)
+    assert is_close == depends_on_distance
 
 
-def test_a_weight_that_is_always_0():
-    """Its logit is finite: a parameter of -inf could not be trained."""
-    seen = positional.MeanByPosition()
-    seen.add(torch.eye(4).expand(2, 4, 4))
-    constants = positional.fit_constants(seen, False)
-    assert all(values.isfinite().all() for values in constants)
-    assert torch.allclose(measure.sentence_weights(constants.matrix(4), False), torch.eye(4), atol=1e-5)
+def test_a_weight_that_is_always_0_has_a_finite_logit():
+    """A parameter of -inf could not be trained."""
+    mean = positional.MeanByPosition()
+    mean.add(torch.eye(4).expand(2, 4, 4))
+    constants = positional.fit_constants(mean, causal=False)
+    assert constants.by_position.isfinite().all()
+    assert constants.by_distance.isfinite().all()
+    weights = measure.sentence_weights(constants.matrix(4), causal=False)
+    assert torch.allclose(weights, torch.eye(4), atol=1e-5)
 
 
-def test_positions_that_no_sentence_had():
-    """Beyond the longest sentence seen the values are by distance, in rows that were seen too."""
-    S = positional.toeplitz(2 * torch.randn(2, 13), 7)
-    seen = positional.MeanByPosition()
+def test_positions_beyond_the_longest_sentence_get_logits_by_distance():
+    """This holds in the rows of the sentences, too. Distances beyond the largest one are treated like the largest."""
+    logits = positional.toeplitz(2 * torch.randn(2, 13), 7)
+    mean = positional.MeanByPosition()
     for length in (4, 4, 3):
-        seen.add(measure.sentence_weights(S[:, :length, :length], False))
-    weights = measure.sentence_weights(positional.fit_constants(seen, False).matrix(7), False)
-    S = positional.toeplitz(S[:, 3, :7], 7)  # distances of more than 3 are as those of 3
-    assert torch.allclose(weights, measure.sentence_weights(S, False), atol=1e-3)
+        mean.add(measure.sentence_weights(logits[:, :length, :length], causal=False))
+    constants = positional.fit_constants(mean, causal=False)
+    weights = measure.sentence_weights(constants.matrix(7), causal=False)
+
+    logits_of_small_distances = logits[:, 3, :7]  # row 3 has the distances from -3 to 3
+    expected_logits = positional.toeplitz(logits_of_small_distances, 7)  # larger distances get the logits of -3 and 3
+    assert torch.allclose(weights, measure.sentence_weights(expected_logits, causal=False), atol=1e-3)
 
 
-def test_parameters_give_the_constants():
-    """By distance and by position as they are, at lengths seen and beyond; of a rank, the best approximation."""
-    constants = positional.Constants(torch.randn(2, 5, 5), torch.randn(2, 9))
+def test_parameters_of_the_functions_give_the_constant_logits():
+    """random and relative_random have exactly the logits by position and by distance, at any length.
+
+    The logits of factorized_random are the best approximation of its rank.
+    """
+    constants = positional.Constants(by_position=torch.randn(2, 5, 5), by_distance=torch.randn(2, 9))
     for length in (3, 5, 8):
-        R = constants.matrix(length)
-        r = words.function_parameters("relative_random", constants, length, 0)["r"]
+        logits = constants.matrix(length)
+
+        r = words.function_parameters("relative_random", constants, length, rank=0)["r"]
         assert r.shape == (2, 2 * length + 1)
         distance = torch.arange(-length, length + 1)
         assert torch.equal(r, constants.by_distance[:, distance.clamp(-4, 4) + 4])
-        assert torch.equal(words.function_parameters("random", constants, length, 0)["R"], R)
-        factors = words.function_parameters("factorized_random", constants, length, 2)
-        assert factors["R1"].shape == factors["R2"].shape == (2, length, 2)
-        error = (words.function_logits("factorized_random", factors, length) - R).norm(dim=(1, 2))
-        assert torch.allclose(error, torch.linalg.svdvals(R)[:, 2:].norm(dim=1), atol=1e-4)  # Eckart and Young
+
+        R = words.function_parameters("random", constants, length, rank=0)["R"]
+        assert torch.equal(R, logits)
+
+        factors = words.function_parameters("factorized_random", constants, length, rank=2)
+        assert factors["R1"].shape == (2, length, 2)
+        assert factors["R2"].shape == (2, length, 2)
+        product = words.function_logits("factorized_random", factors, length)
+        error = (product - logits).norm(dim=(1, 2))
+        # No matrix of rank 2 is nearer than the norm of all but the two largest singular values (Eckart and Young).
+        smallest_error = torch.linalg.svdvals(logits)[:, 2:].norm(dim=1)
+        assert torch.allclose(error, smallest_error, atol=1e-4)
 
 
 # ---- some heads
 
 
-def test_heads_within(trained, tmp_path):
-    """The cheapest heads whose loss stays within the bits; layers with some of them have heads of two kinds."""
-    path, folder = trained("post-norm")
-    predicted = predictor(path, folder, "random", {"synth_max_length": 13, "synth_rank": 8})
-    whole = predicted([])
-    order = sorted(replaceable(path, folder), key=lambda head: predicted([head]))
-    losses = [predicted(order[:n]) - whole for n in range(1, len(order) + 1)]
-    halves = [1 in Counter(layer for layer, _ in order[:n]).values() for n in range(8)]
-    count = next(n for n in range(1, 8) if losses[n] > max(*losses[:n], 0) and halves[n])
-    bits = (max(*losses[:count], 0) + losses[count]) / 2
-    lines = run(path, folder, tmp_path / "new.pt", "--heads-within", bits)
-    new = checkpoints.load(tmp_path / "new.pt", folder)
-    assert lines[0].startswith(f"loss: {whole:.4f} bits") and f"bits, {losses[count - 1]:+.4f} (" in lines[1]
-    assert loss_of(tmp_path / "new.pt", folder) - whole == pytest.approx(losses[count - 1], abs=1e-5)
-    specs = [attention.head_groups() for attention in self_attentions(new.model)]
-    assert sum(group.num_heads for groups in specs for group in groups if group.functions == ("random",)) == count
-    assert [HeadGroup(("random",), 1), HeadGroup(("vanilla",), 1)] in specs and "are random" in lines[2]
-    assert sum(map(int, re.findall(r"(\d+) of the", lines[2]))) == count
-    sizes = [sum(p.numel() for p in model.parameters()) for model in (checkpoints.load(path, folder).model, new.model)]
-    assert lines[3] == f"parameters: {sizes[0]:,} before, {sizes[1]:,} after"
+def has_layer_with_one_of_two_heads(heads):
+    """Returns whether some layer has exactly one of these heads. Each layer of the model has two heads."""
+    heads_per_layer = Counter(head.attention for head in heads)
+    return 1 in heads_per_layer.values()
+
+
+def choose_number_of_heads(cheapest_heads_first, increases):
+    """Returns a number of heads that a limit on the loss can ask for, and that leaves a layer half converted.
+
+    One more head has to increase the loss more than any smaller number of heads does. A limit just below its increase
+    then allows exactly the chosen number.
+
+    Args:
+        cheapest_heads_first: the 8 heads of a model whose layers have two heads each.
+        increases: by how many bits the loss grows if the first 0, 1, … 8 heads are replaced.
+    """
+    for count in range(1, 8):
+        is_next_head_worst = increases[count + 1] > max(increases[: count + 1])
+        if is_next_head_worst and has_layer_with_one_of_two_heads(cheapest_heads_first[:count]):
+            return count
+    raise AssertionError(f"no number of heads fits: {cheapest_heads_first}, {increases}")
+
+
+def count_parameters(model):
+    """Returns the number of numbers in all parameters of a model."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_heads_within_converts_the_cheapest_heads_whose_loss_is_within_the_limit(make_checkpoint, tmp_path):
+    """A layer of which only some heads are converted has heads of two kinds."""
+    checkpoint = make_checkpoint("post-norm")
+    old = checkpoints.load(checkpoint.path, checkpoint.data)
+    logits = fit_logits(old, "random", max_length=13, rank=8)
+    batches = load_valid_batches(old)
+
+    def compute_loss_if_replaced(heads):
+        """Returns the loss of the old model with the logits of these heads replaced."""
+        return compute_loss_with_replaced_heads(old, batches, logits, heads)
+
+    old_loss = compute_loss_if_replaced([])
+    heads = list_replaceable_heads(old.model)
+    cheapest_heads_first = sorted(heads, key=lambda head: compute_loss_if_replaced([head]))
+    increases = [0.0]
+    for count in range(1, len(heads) + 1):
+        increases.append(compute_loss_if_replaced(cheapest_heads_first[:count]) - old_loss)
+    chosen_count = choose_number_of_heads(cheapest_heads_first, increases)
+    limit = (max(increases[: chosen_count + 1]) + increases[chosen_count + 1]) / 2
+
+    out = tmp_path / "new.pt"
+    lines = convert(checkpoint.path, checkpoint.data, out, "--heads-within", limit)
+
+    assert lines[0].startswith(f"loss: {old_loss:.4f} bits")
+    assert f"bits, {increases[chosen_count]:+.4f} (" in lines[1]
+    new = checkpoints.load(out, checkpoint.data)
+    assert compute_loss(new) - old_loss == pytest.approx(increases[chosen_count], abs=1e-5)
+
+    groups_of_layers = [attention.head_groups() for attention in self_attentions(new.model)]
+    converted_heads = 0
+    for groups in groups_of_layers:
+        for group in groups:
+            if group.functions == ("random",):
+                converted_heads += group.num_heads
+    assert converted_heads == chosen_count
+    assert [HeadGroup(("random",), 1), HeadGroup(("vanilla",), 1)] in groups_of_layers
+
+    assert "are random" in lines[2]
+    printed_counts = [int(number) for number in re.findall(r"(\d+) of the", lines[2])]
+    assert sum(printed_counts) == chosen_count
+    assert lines[3] == f"parameters: {count_parameters(old.model):,} before, {count_parameters(new.model):,} after"
 
 
 @pytest.mark.parametrize(
-    "case, heads, encoder, decoder",
+    "case, heads, encoder_synthesizer, decoder_synthesizer",
     [
-        ("post-norm", [("encoder.self.1", 1)], "vanilla,random:1/vanilla:1", "vanilla"),
+        ("post-norm", [Head("encoder.self.1", 1)], "vanilla,random:1/vanilla:1", "vanilla"),
         (
             "heads of two kinds",
-            [("encoder.self.1", 1), ("decoder.self.0", 3), ("decoder.self.0", 0)],
+            [Head("encoder.self.1", 1), Head("decoder.self.0", 3), Head("decoder.self.0", 0)],
             "vanilla,factorized_random:1/random:1/random+vanilla:1/dense:1",
             "random:1/factorized_dense+vanilla:1/vanilla:1/random:1,factorized_dense+vanilla:2/vanilla:2",
         ),
     ],
 )
-def test_some_heads_of_a_layer(case, heads, encoder, decoder, trained, tmp_path, monkeypatch):
-    """The others keep their functions, their weights, queries and keys, and the slice of the input that they see."""
-    path, folder = trained(case)
-    heads = [Head(*head) for head in heads]
-    monkeypatch.setattr(
-        command, "replace_cheapest_heads_first", lambda *_: iter([ReplacedHead(head, 0.0) for head in heads])
-    )
-    run(path, folder, tmp_path / "new.pt", "--heads-within", "1")
-    cfg = torch.load(tmp_path / "new.pt", weights_only=False)["cfg"]["model"]
-    assert (cfg["encoder_synthesizer"], cfg["decoder_synthesizer"]) == (encoder, decoder)
-    expected = predictor(path, folder, "random", cfg)(heads)
-    assert loss_of(tmp_path / "new.pt", folder) == pytest.approx(expected, abs=1e-5)
+def test_the_other_heads_of_a_layer_stay_as_they_are(
+    case, heads, encoder_synthesizer, decoder_synthesizer, make_checkpoint, tmp_path, monkeypatch
+):
+    """They keep their functions, their weights, queries and keys, and the slice of the input that they see."""
+
+    def replace_heads_of_this_test(*arguments):
+        """Stands in for the function that replaces the cheapest heads first. These heads cost nothing."""
+        for head in heads:
+            yield ReplacedHead(head, loss=0.0)
+
+    monkeypatch.setattr(command, "replace_cheapest_heads_first", replace_heads_of_this_test)
+    checkpoint = make_checkpoint(case)
+    out = tmp_path / "new.pt"
+    convert(checkpoint.path, checkpoint.data, out, "--heads-within", "1")
+
+    config = read_model_config(out)
+    assert config["encoder_synthesizer"] == encoder_synthesizer
+    assert config["decoder_synthesizer"] == decoder_synthesizer
+    old = checkpoints.load(checkpoint.path, checkpoint.data)
+    logits = fit_logits(old, "random", config["synth_max_length"], config["synth_rank"])
+    predicted_loss = compute_loss_with_replaced_heads(old, load_valid_batches(old), logits, heads)
+    new_loss = compute_loss(checkpoints.load(out, checkpoint.data))
+    assert new_loss == pytest.approx(predicted_loss, abs=1e-5)
 
 
-def test_the_sentences_that_are_read(trained, tmp_path):
-    """Attention is averaged over sentences of ``--max-length`` alone, and the loss is of ``--sentences`` of those."""
-    path, folder = trained("post-norm")
-    lines = run(path, folder, tmp_path / "new.pt", "--max-length", "9", "--sentences", "4")
-    loaded = checkpoints.load(path, folder)
-    average = words.average(loaded, "train", 4, longest=9)
-    assert (average.length, average.sentences) == (9, 4)  # the longest is one of them
-    assert not average.constants["decoder.self.0"].by_position.triu(1).any()
-    logits = {name: constants.matrix(9) for name, constants in average.constants.items()}
-    order = checkpoints.readable(loaded, "valid", 4, longest=9)
-    with hooks.replaced_heads(loaded.model, logits, replaceable(path, folder)):
-        expected = loss(loaded, checkpoints.batches(loaded, "valid", order))
-    assert len(order) == 3 and "on 3 sentences of valid" in lines[0] and f"loss, converted: {expected:.4f}" in lines[1]
+def test_only_sentences_within_the_flags_are_read(make_checkpoint, tmp_path):
+    """Attention is averaged over sentences of at most ``--max-length`` tokens, and over ``--sentences`` of them.
+
+    The loss is that of the first ``--sentences`` sentences, without the longer ones.
+    """
+    checkpoint = make_checkpoint("post-norm")
+    out = tmp_path / "new.pt"
+    lines = convert(checkpoint.path, checkpoint.data, out, "--max-length", "9", "--sentences", "4")
+
+    old = checkpoints.load(checkpoint.path, checkpoint.data)
+    averages = words.average(old, "train", 4, longest=9)
+    assert averages.length == 9  # The longest allowed sentence is one of the four.
+    assert averages.sentences == 4
+    assert not averages.constants["decoder.self.0"].by_position.triu(1).any()
+
+    logits = {name: constants.matrix(9) for name, constants in averages.constants.items()}
+    sentences = checkpoints.readable(old, "valid", 4, longest=9)
+    batches = checkpoints.batches(old, "valid", sentences)
+    heads = list_replaceable_heads(old.model)
+    predicted_loss = compute_loss_with_replaced_heads(old, batches, logits, heads)
+    assert len(sentences) == 3
+    assert "on 3 sentences of valid" in lines[0]
+    assert f"loss, converted: {predicted_loss:.4f}" in lines[1]
 
 
-def test_layers_and_functions(trained, tmp_path):
-    """Only the layers asked for, each stack with its function; the others keep their weights bit by bit."""
-    path, folder = trained("pre-norm")
-    names = "encoder.self.1,decoder.self.0"
-    flags = ["--layers", names, "--encoder", "relative_random", "--decoder", "random", "--max-length", "13"]
-    run(path, folder, tmp_path / "new.pt", *flags)
-    state = torch.load(tmp_path / "new.pt", weights_only=False)
-    model = state["cfg"]["model"]
-    assert model["encoder_synthesizer"] == "vanilla,relative_random"
-    assert model["decoder_synthesizer"] == "random,vanilla" and model["synth_max_length"] == 13
-    old = used_weights(torch.load(path, weights_only=False)["model"])
-    changed = ("encoder.layers.1.self_attn.q", "encoder.layers.1.self_attn.k")
-    changed += tuple(name.replace("encoder.layers.1", "decoder.layers.0") for name in changed)
-    assert {key for key in old if key not in state["model"] and "version" not in key} == {
-        f"{key}_proj.{part}" for key in changed for part in ("weight", "bias")
+def test_only_the_chosen_layers_are_converted(make_checkpoint, tmp_path):
+    """Each stack gets the function of its flag. All other weights stay the same, bit by bit."""
+    checkpoint = make_checkpoint("pre-norm")
+    out = tmp_path / "new.pt"
+    flags = ["--layers", "encoder.self.1,decoder.self.0", "--encoder", "relative_random", "--decoder", "random"]
+    convert(checkpoint.path, checkpoint.data, out, *flags, "--max-length", "13")
+
+    new_state = torch.load(out, weights_only=False)
+    config = new_state["cfg"]["model"]
+    assert config["encoder_synthesizer"] == "vanilla,relative_random"
+    assert config["decoder_synthesizer"] == "random,vanilla"
+    assert config["synth_max_length"] == 13
+
+    old_weights = used_weights(torch.load(checkpoint.path, weights_only=False)["model"])
+    removed_names = {name for name in old_weights if name not in new_state["model"] and "version" not in name}
+    assert removed_names == {
+        "encoder.layers.1.self_attn.q_proj.weight",
+        "encoder.layers.1.self_attn.q_proj.bias",
+        "encoder.layers.1.self_attn.k_proj.weight",
+        "encoder.layers.1.self_attn.k_proj.bias",
+        "decoder.layers.0.self_attn.q_proj.weight",
+        "decoder.layers.0.self_attn.q_proj.bias",
+        "decoder.layers.0.self_attn.k_proj.weight",
+        "decoder.layers.0.self_attn.k_proj.bias",
     }
-    new = used_weights(state["model"])
-    assert all(torch.equal(old[key], value) for key, value in new.items() if "synthesizer" not in key)
-    assert state["last_optimizer_state"] is None and not {"best", "ema"} & set(state["extra_state"])
-    assert (
-        checkpoints.load(tmp_path / "new.pt", folder).build_initial_model() is None
-    )  # it was not trained from scratch
+    for name, weight in used_weights(new_state["model"]).items():
+        if "synthesizer" not in name:
+            assert torch.equal(old_weights[name], weight), name
+
+    assert new_state["last_optimizer_state"] is None
+    assert "best" not in new_state["extra_state"]
+    assert "ema" not in new_state["extra_state"]
+    new = checkpoints.load(out, checkpoint.data)
+    assert new.build_initial_model() is None  # because it was not trained from scratch
 
 
 @pytest.mark.parametrize(
-    "task, model, asked, length",
+    "task_options, model_options, max_length_flag, expected",
     [
         ({}, {}, None, 9),
         ({}, {}, 7, 7),
@@ -303,57 +563,89 @@ def test_layers_and_functions(trained, tmp_path):
         ({}, {"max_positions": 40}, 40, 40),
     ],
 )
-def test_length(task, model, asked, length):
-    """As long as the data, if no other is asked for, and as the rows that the task makes of it."""
-    cfg = argparse.Namespace(task=argparse.Namespace(**task), model=argparse.Namespace(**model))
-    loaded = checkpoints.Loaded(None, cfg, None, None, None, None)
-    assert choose_max_length(loaded, 9, asked) == length
+def test_the_maximum_length_fits_the_data_and_the_rows_of_the_task(
+    task_options, model_options, max_length_flag, expected
+):
+    """Without a flag, it is the length of the longest sentence, which has 9 tokens.
+
+    It is never less than the length of a row that the task makes of the data.
+    """
+    cfg = argparse.Namespace(task=argparse.Namespace(**task_options), model=argparse.Namespace(**model_options))
+    loaded = checkpoints.Loaded(path=None, cfg=cfg, task=None, model=None, updates=None, data=None)
+    assert choose_max_length(loaded, longest_read=9, max_length_flag=max_length_flag) == expected
 
 
-def test_a_converted_model_is_used_as_any_other(trained, data, tmp_path):
-    """It validates to the loss printed, generates, goes on training, and is tuned by the command printed."""
-    path, folder = trained("post-norm")
+# ---- use of a converted model
+
+
+def test_a_converted_model_is_used_as_any_other(make_checkpoint, data, tmp_path):
+    """It validates to the loss printed, generates, is tuned by the command printed, and goes on training."""
+    checkpoint = make_checkpoint("post-norm")
     out = tmp_path / "new.pt"
-    lines = run(path, folder, out, "--decoder", "vanilla")
+    lines = convert(checkpoint.path, checkpoint.data, out, "--decoder", "vanilla")
     assert lines[2] == "heads: 4 of the encoder's 4 are random, 0 of the decoder's 4 are converted"
-    reading = [folder, *USER_DIR, "--path", out, "--max-tokens", "500"]
-    _, log = run_cli(validate.cli_main, *reading, "--task", "translation", "--valid-subset", "valid")
-    validated, converted = re.search("nll_loss ([0-9.]+)", log)[1], re.search("converted: ([0-9.]+)", lines[1])[1]
-    assert float(validated) == pytest.approx(float(converted), abs=6e-4)
-    printed, _ = run_cli(generate.cli_main, *reading, "--gen-subset", "valid", "--beam", "2")
-    assert len(re.findall(r"^H-", printed, re.M)) == 13
-    tune = lines[4].split("to tune it: fairseq-train ")[1].replace('"$(python -m fairseq_synth)"', USER_DIR[1])
-    tune = [*shlex.split(tune), "--max-update", "1", "--num-workers", "0", "--no-epoch-checkpoints"]
-    run_cli(train.cli_main, *tune, "--save-dir", tmp_path / "tuned")
-    started = torch.load(tmp_path / "tuned" / "checkpoint_last.pt", weights_only=False)
-    assert started["model"].keys() == torch.load(out, weights_only=False)["model"].keys()
-    assert started["cfg"]["task"]["left_pad_source"] and started["cfg"]["optimization"]["lr"] == [0.0033]
-    at = tune.index("--finetune-from-model")
-    resume = [*tune[:at], *tune[at + 2 :], "--restore-file", out, "--save-dir", tmp_path / "resumed"]
-    run_cli(train.cli_main, *resume)
+
+    # It validates to the loss printed.
+    reading_flags = [checkpoint.data, *USER_DIR, "--path", out, "--max-tokens", "500"]
+    _, log = run_cli(validate.cli_main, *reading_flags, "--task", "translation", "--valid-subset", "valid")
+    validated_loss = float(re.search("nll_loss ([0-9.]+)", log)[1])
+    printed_loss = float(re.search("converted: ([0-9.]+)", lines[1])[1])
+    assert validated_loss == pytest.approx(printed_loss, abs=6e-4)
+
+    # It generates a hypothesis for each sentence.
+    printed, _ = run_cli(generate.cli_main, *reading_flags, "--gen-subset", "valid", "--beam", "2")
+    hypotheses = re.findall(r"^H-", printed, re.M)
+    assert len(hypotheses) == 13
+
+    # It is tuned by the command printed.
+    printed_flags = lines[4].split("to tune it: fairseq-train ")[1]
+    printed_flags = printed_flags.replace('"$(python -m fairseq_synth)"', USER_DIR[1])
+    tuning_flags = [*shlex.split(printed_flags), "--max-update", "1", "--num-workers", "0", "--no-epoch-checkpoints"]
+    run_cli(train.cli_main, *tuning_flags, "--save-dir", tmp_path / "tuned")
+    tuned_state = torch.load(tmp_path / "tuned" / "checkpoint_last.pt", weights_only=False)
+    converted_state = torch.load(out, weights_only=False)
+    assert tuned_state["model"].keys() == converted_state["model"].keys()
+    assert tuned_state["cfg"]["task"]["left_pad_source"]
+    assert tuned_state["cfg"]["optimization"]["lr"] == [0.0033]
+
+    # It goes on training, with --restore-file instead of --finetune-from-model and its value.
+    position = tuning_flags.index("--finetune-from-model")
+    resuming_flags = tuning_flags[:position] + tuning_flags[position + 2 :]
+    run_cli(train.cli_main, *resuming_flags, "--restore-file", out, "--save-dir", tmp_path / "resumed")
     assert (tmp_path / "resumed" / "checkpoint_last.pt").exists()
 
 
-def test_the_command_printed_has_the_flags_of_the_training(trained, tmp_path):
-    path, folder = trained("of Hydra")
-    state = torch.load(path, weights_only=False)
-    state["cfg"]["dataset"].update(max_tokens=None, batch_size=7)
+def test_the_command_printed_has_the_flags_of_the_training(make_checkpoint, tmp_path):
+    """The command that tunes the new model has the batch size, the optimizer etc. of the old model."""
+    checkpoint = make_checkpoint("of Hydra")
+    state = torch.load(checkpoint.path, weights_only=False)
+    state["cfg"]["dataset"]["max_tokens"] = None
+    state["cfg"]["dataset"]["batch_size"] = 7
     state["cfg"]["optimizer"]["adam_betas"] = [0.9, 0.98]
-    state["cfg"]["optimization"].update(update_freq=[4], clip_norm=2.5)
+    state["cfg"]["optimization"]["update_freq"] = [4]
+    state["cfg"]["optimization"]["clip_norm"] = 2.5
     torch.save(state, tmp_path / "old.pt")
-    tune = shlex.split(run(tmp_path / "old.pt", folder, tmp_path / "new.pt")[4])
-    expected = {"--batch-size": "7", "--update-freq": "4", "--clip-norm": "2.5", "--adam-betas": "(0.9, 0.98)"}
-    expected.update({"--lr": "0.0033", "--encoder-synthesizer": "random", "--label-smoothing": "0.1"})
-    expected["--save-dir"] = "new-tuned"
-    assert {flag: tune[tune.index(flag) + 1] for flag in expected} == expected
-    assert "--max-tokens" not in tune and tune.count("--lr") == 1
+
+    lines = convert(tmp_path / "old.pt", checkpoint.data, tmp_path / "new.pt")
+    tuning_command = shlex.split(lines[4])
+    expected_values = {
+        "--batch-size": "7",
+        "--update-freq": "4",
+        "--clip-norm": "2.5",
+        "--adam-betas": "(0.9, 0.98)",
+        "--lr": "0.0033",
+        "--encoder-synthesizer": "random",
+        "--label-smoothing": "0.1",
+        "--save-dir": "new-tuned",
+    }
+    for flag, expected_value in expected_values.items():
+        position = tuning_command.index(flag)
+        assert tuning_command[position + 1] == expected_value, flag
+    assert "--max-tokens" not in tuning_command
+    assert tuning_command.count("--lr") == 1
 
 
 # ---- bad input
-
-
-def refused(path, folder, out, *flags):
-    return get_error_line(lambda: main([str(x) for x in (path, "--data", folder, "--out", out, *flags)]))
 
 
 @pytest.mark.parametrize(
@@ -374,63 +666,99 @@ def refused(path, folder, out, *flags):
         ("--data nowhere", ["--data nowhere: no such folder"]),
     ],
 )
-def test_refuses_flags(flags, parts, trained, tmp_path):
-    line = refused(*trained("post-norm"), tmp_path / "new.pt", *flags.split())
-    assert all(part in line for part in parts), line
-    assert not list(tmp_path.iterdir())
+def test_refuses_flags(flags, parts, make_checkpoint, tmp_path):
+    """The command names the flag that it cannot use, and writes nothing."""
+    checkpoint = make_checkpoint("post-norm")
+    line = get_refusal(checkpoint.path, checkpoint.data, tmp_path / "new.pt", *flags.split())
+    for part in parts:
+        assert part in line
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_refuses_checkpoints_and_places(trained, data, monolingual, tmp_path):
-    path, folder = trained("post-norm")
+def write_checkpoint_with_options(old_path, new_path, **options):
+    """Writes a checkpoint again, with other options of its model, such as cross_self_attention=True."""
+    state = torch.load(old_path, weights_only=False)
+    old_options = vars(state["cfg"]["model"])
+    state["cfg"]["model"] = argparse.Namespace(**{**old_options, **options})
+    torch.save(state, new_path)
+
+
+def test_refuses_checkpoints_and_places(make_checkpoint, monolingual, tmp_path):
+    """The command refuses models that it cannot convert, other data, and places where it cannot write."""
+    checkpoint = make_checkpoint("post-norm")
     out = tmp_path / "new.pt"
-    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "script.pt")
-    assert "a TorchScript file" in refused(tmp_path / "script.pt", folder, out)
-    state = torch.load(path, weights_only=False)
-    state["cfg"]["model"] = argparse.Namespace(**{**vars(state["cfg"]["model"]), "_name": "transformer_align"})
-    torch.save(state, tmp_path / "align.pt")
-    assert "TransformerAlignModel cannot be converted" in refused(tmp_path / "align.pt", folder, out)
-    state["cfg"]["model"].__dict__.update(_name="transformer_multi30k", cross_self_attention=True)
-    torch.save(state, tmp_path / "cross.pt")
-    assert "self-attention also reads the source" in refused(tmp_path / "cross.pt", folder, out)
-    assert "no pair of languages" in refused(path, monolingual, out)
-    assert "the model has no encoder" in refused(*trained("language model"), out, "--encoder", "random")
-    assert "already has --synth-max-length 24" in refused(*trained("heads of two kinds"), out, "--max-length", "20")
-    assert "its folder does not exist" in refused(path, folder, tmp_path / "none" / "new.pt")
+
+    script_path = tmp_path / "script.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(script_path)
+    assert "a TorchScript file" in get_refusal(script_path, checkpoint.data, out)
+
+    align_path = tmp_path / "align.pt"
+    write_checkpoint_with_options(checkpoint.path, align_path, _name="transformer_align")
+    assert "TransformerAlignModel cannot be converted" in get_refusal(align_path, checkpoint.data, out)
+
+    cross_path = tmp_path / "cross.pt"
+    write_checkpoint_with_options(checkpoint.path, cross_path, _name="transformer_multi30k", cross_self_attention=True)
+    assert "self-attention also reads the source" in get_refusal(cross_path, checkpoint.data, out)
+
+    assert "no pair of languages" in get_refusal(checkpoint.path, monolingual, out)
+
+    language_model = make_checkpoint("language model")
+    line = get_refusal(language_model.path, language_model.data, out, "--encoder", "random")
+    assert "the model has no encoder" in line
+
+    synthesizer = make_checkpoint("heads of two kinds")
+    line = get_refusal(synthesizer.path, synthesizer.data, out, "--max-length", "20")
+    assert "already has --synth-max-length 24" in line
+
+    path_without_folder = tmp_path / "none" / "new.pt"
+    assert "its folder does not exist" in get_refusal(checkpoint.path, checkpoint.data, path_without_folder)
     assert not out.exists()
+
     out.write_text("mine")
-    assert "exists already; use --force" in refused(path, folder, out) and out.read_text() == "mine"
-    run(path, folder, out, "--force", "--encoder", "vanilla")
-    assert loss_of(out, folder) > 0
+    assert "exists already; use --force" in get_refusal(checkpoint.path, checkpoint.data, out)
+    assert out.read_text() == "mine"
+    convert(checkpoint.path, checkpoint.data, out, "--force", "--encoder", "vanilla")
+    assert compute_loss(checkpoints.load(out, checkpoint.data)) > 0
 
 
-def test_refuses_weights_that_are_not_numbers(trained, tmp_path):
-    path, folder = trained("post-norm")
-    state = torch.load(path, weights_only=False)
+def test_refuses_weights_that_are_not_numbers(make_checkpoint, tmp_path):
+    """The command refuses a model with an infinite weight, and writes nothing."""
+    checkpoint = make_checkpoint("post-norm")
+    state = torch.load(checkpoint.path, weights_only=False)
     state["model"]["encoder.layers.0.fc1.bias"][0] = float("inf")
-    torch.save(state, tmp_path / "diverged.pt")
-    line = refused(tmp_path / "diverged.pt", folder, tmp_path / "new.pt")
-    assert line.startswith(f"{tmp_path / 'diverged.pt'}: its weight encoder.layers.0.fc1.bias has values that are not")
+    diverged_path = tmp_path / "diverged.pt"
+    torch.save(state, diverged_path)
+    line = get_refusal(diverged_path, checkpoint.data, tmp_path / "new.pt")
+    assert line.startswith(f"{diverged_path}: its weight encoder.layers.0.fc1.bias has values that are not")
     assert not (tmp_path / "new.pt").exists()
 
 
-def test_refuses_bits_that_no_head_is_within(trained, tmp_path, monkeypatch):
-    before = loss_of(*trained("post-norm"))
-    losses = {Head("encoder.self.0", 0): before + 2, Head("encoder.self.0", 1): before + 0.75}
-    monkeypatch.setattr(command, "losses_with_single_heads_replaced", lambda *_: losses)
-    monkeypatch.setattr(
-        command, "replace_cheapest_heads_first", lambda *_: iter([ReplacedHead(*cost) for cost in losses.items()])
-    )
-    line = refused(*trained("post-norm"), tmp_path / "new.pt", "--heads-within", "0.5")
+def test_refuses_bits_that_no_head_is_within(make_checkpoint, tmp_path, monkeypatch):
+    """If every single head costs more than ``--heads-within`` allows, the error says what the cheapest one costs."""
+    checkpoint = make_checkpoint("post-norm")
+    old_loss = compute_loss(checkpoints.load(checkpoint.path, checkpoint.data))
+    losses = {Head("encoder.self.0", 0): old_loss + 2, Head("encoder.self.0", 1): old_loss + 0.75}
+
+    def replace_heads_of_this_test(*arguments):
+        """Stands in for the function that measures the loss while more and more heads are replaced."""
+        for head, loss_with_head in losses.items():
+            yield ReplacedHead(head, loss=loss_with_head)
+
+    monkeypatch.setattr(command, "losses_with_single_heads_replaced", lambda *arguments: losses)
+    monkeypatch.setattr(command, "replace_cheapest_heads_first", replace_heads_of_this_test)
+    line = get_refusal(checkpoint.path, checkpoint.data, tmp_path / "new.pt", "--heads-within", "0.5")
     assert "each head costs at least 0.75 bits" in line
 
 
-def test_refuses_quantised_projections(trained, tmp_path, monkeypatch):
-    path, folder = trained("post-norm")
+def test_refuses_quantised_projections(make_checkpoint, tmp_path, monkeypatch):
+    """A quantised projection is a module of another class than torch.nn.Linear, which has no weights for each head."""
 
-    def quantised(*args):
-        loaded = checkpoints.load(*args)
+    def load_quantised(*arguments):
+        """Loads a model, and puts a module of another class in the place of a projection."""
+        loaded = checkpoints.load(*arguments)
         loaded.model.encoder.layers[0].self_attn.v_proj = torch.nn.Identity()
         return loaded
 
-    monkeypatch.setattr(command, "load", quantised)
-    assert "quantised" in refused(path, folder, tmp_path / "new.pt")
+    monkeypatch.setattr(command, "load", load_quantised)
+    checkpoint = make_checkpoint("post-norm")
+    assert "quantised" in get_refusal(checkpoint.path, checkpoint.data, tmp_path / "new.pt")

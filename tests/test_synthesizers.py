@@ -1,4 +1,7 @@
-"""Each function equals its equation; mixtures; sizes; the errors of a spec."""
+"""The functions of the paper equal their equations, alone and in mixtures, for heads and sentences of all kinds.
+
+Mistakes in a spec, such as an unknown function, are refused.
+"""
 
 import re
 
@@ -63,7 +66,7 @@ def has_gradient(parameter):
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_attention_equals_the_equation(spec, mixture, lengths, is_causal, monkeypatch):
-    """Both by the plain computation, which is used if weights are needed, and by the fast one.
+    """The plain computation, which is used if weights are needed, and the fast one both equal the equation.
 
     The fast computation is free to return anything for padding.
     """
@@ -77,6 +80,7 @@ def test_attention_equals_the_equation(spec, mixture, lengths, is_causal, monkey
         masks["attn_mask"] = future_mask(5, dtype=torch.float64)
 
     def is_hidden(sentence, row, column):
+        """Returns whether the masks hide a column from a row."""
         is_padding = column >= lengths[sentence]
         return is_padding or (is_causal and is_future(sentence, row, column))
 
@@ -89,7 +93,7 @@ def test_attention_equals_the_equation(spec, mixture, lengths, is_causal, monkey
 
 @pytest.mark.parametrize("spec", [*SYNTHESIZERS, "random+dense+vanilla"])
 def test_gradients_equal_finite_differences(spec):
-    """For the input and for every trained parameter.
+    """The gradients are those for the input and for every trained parameter.
 
     The bias of the keys adds the same number to a whole row of S, so its gradient is 0, and its finite differences are
     noise around 0.
@@ -99,7 +103,9 @@ def test_gradients_equal_finite_differences(spec):
     padding = padding_mask([3, 2])
 
     def attend(x, *parameters):
-        return module(x, x, x, key_padding_mask=padding)[0]
+        """Returns the output of the module, which reads the parameters itself."""
+        out, _ = module(x, x, x, key_padding_mask=padding)
+        return out
 
     assert torch.autograd.gradcheck(attend, (x, *module.parameters()), atol=1e-6)
 
@@ -114,6 +120,7 @@ def test_logits_of_later_rows_are_a_part_of_all_logits(name, start, columns):
     k = torch.randn(2, 2, 9, 3)
 
     def compute_scores(start, length, columns):
+        """Returns the logits (2, 2, length, columns) of the rows from `start` on, for the first columns."""
         rows = slice(start, start + length)
         inputs = Inputs(x[rows], q[:, :, rows], k[:, :, :columns], start, columns)
         (logits,) = module.synthesizer(inputs)
@@ -170,6 +177,12 @@ def spec_of_heads(request):
 
 
 def make_attention_with_three_heads(spec, **options):
+    """Returns a self-attention with three heads of width 2, in double precision, for sentences of up to 5 tokens.
+
+    Args:
+        spec: the functions of the heads.
+        options: other arguments of `make_attention`.
+    """
     return make_attention(spec, num_heads=3, embed_dim=6, max_length=5, **options).double()
 
 
@@ -193,7 +206,7 @@ def test_only_heads_that_read_queries_and_keys_have_them(spec, heads_with_querie
 
 
 def test_heads_of_different_kinds_equal_the_equation(spec_of_heads):
-    """Without and with weights, and in decoding."""
+    """This holds without and with weights, and in decoding."""
     module = make_attention_with_three_heads(spec_of_heads)
     x = torch.randn(5, 2, 6, dtype=torch.float64)
     expected = reference.attention(module, x, is_future)
@@ -271,15 +284,15 @@ def test_heads_that_do_not_add_up_are_refused(spec, message):
 @pytest.mark.parametrize("start, count", [(0, 5), (1, 3), (3, 4), (7, 12), (0, 11)])
 def test_position_p_takes_entry_p_modulo_the_length(start, count):
     entries = torch.arange(10).view(2, 5)
-    expected = entries[:, [position % 5 for position in range(start, start + count)]]
-    assert torch.equal(take_positions(entries, 1, start, count), expected)
+    columns = [position % 5 for position in range(start, start + count)]
+    assert torch.equal(take_positions(entries, 1, start, count), entries[:, columns])
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("length", [3, 4, 5, 12])
 @pytest.mark.parametrize("spec", [*SYNTHESIZERS, "random+fixed_random+factorized_dense", "dense+vanilla"])
 def test_tiled_attention_equals_the_equation(spec, length, is_causal, monkeypatch):
-    """l is 4, and sentences have l - 1, l, l + 1 and 3 l tokens. Each computation is tested."""
+    """The maximum length l is 4, and sentences have l - 1, l, l + 1 and 3 l tokens. Each computation is tested."""
     module = make_attention(spec, max_length=4, beyond_length="tile").double()
     x = torch.randn(length, 2, 6, dtype=torch.float64)
     lengths = [length, length - 2]
@@ -287,6 +300,7 @@ def test_tiled_attention_equals_the_equation(spec, length, is_causal, monkeypatc
     mask = causal_mask(x) if is_causal else None
 
     def is_hidden(sentence, row, column):
+        """Returns whether the masks hide a column from a row."""
         is_padding = column >= lengths[sentence]
         return is_padding or (is_causal and is_future(sentence, row, column))
 
@@ -304,7 +318,8 @@ def test_tiled_attention_equals_the_equation(spec, length, is_causal, monkeypatc
 def test_tiled_decoding_equals_the_equation(spec, length):
     module = make_attention(spec, max_length=4, beyond_length="tile").double()
     x = torch.randn(length, 2, 6, dtype=torch.float64)
-    assert_equal_in_float64(decode(module, x), reference.attention(module, x, is_future))
+    expected = reference.attention(module, x, is_future)
+    assert_equal_in_float64(decode(module, x), expected)
 
 
 @pytest.mark.parametrize("spec", SYNTHESIZERS)
@@ -315,14 +330,16 @@ def test_gradients_of_tiled_parameters_equal_finite_differences(spec, monkeypatc
     x = torch.randn(6, 2, 4, dtype=torch.float64, requires_grad=True)
 
     def attend(x, *parameters):
-        return module(x)[0]
+        """Returns the output of the module, which reads the parameters itself."""
+        out, _ = module(x)
+        return out
 
     assert torch.autograd.gradcheck(attend, (x, *module.parameters()), atol=1e-6)
 
 
 @pytest.mark.parametrize("spec", [name for name in SYNTHESIZERS if SYNTHESIZERS[name].has_max_length])
 def test_functions_with_a_maximum_length_refuse_longer_sentences(spec):
-    """In decoding, too, as soon as the last token is given."""
+    """They refuse them in decoding, too, as soon as the last token is given."""
     module = make_attention(spec, max_length=4)
     x = torch.randn(5, 2, 6)
     with pytest.raises(ValueError, match="5 tokens is longer than max_length 4"):
@@ -337,7 +354,8 @@ def test_functions_with_a_maximum_length_refuse_longer_sentences(spec):
 def test_functions_without_a_maximum_length_take_any_length(spec):
     module = make_attention(spec, max_length=4)
     x = torch.randn(5, 2, 6)
-    assert module(x)[0].shape == x.shape
+    out, _ = module(x)
+    assert out.shape == x.shape
 
 
 # ---- mixtures
@@ -359,8 +377,13 @@ def test_convex_weights_sum_to_one_in_every_head(spec):
     """If all components have the same logits, the mixture has these logits exactly when its weights sum to 1."""
     module = make_attention(spec)
     ones = torch.ones(1, 2, 4, 4)
+
+    def return_ones(inputs):
+        """Stands in for the forward method of each component."""
+        return [Bias(ones)]
+
     for component in module.synthesizer.components.values():
-        component.forward = lambda inputs: [Bias(ones)]
+        component.forward = return_ones
     (logits,) = module.synthesizer(Inputs(torch.zeros(4, 1, 6), q=None, k=None, start=0, src_len=4))
     torch.testing.assert_close(logits.total(4), ones)
 
@@ -370,7 +393,7 @@ def test_a_sum_has_no_weights(spec):
     assert make_attention(spec, "sum").synthesizer.alpha is None
 
 
-def test_the_order_of_the_classes_has_no_meaning(restore_registry):
+def test_the_order_in_which_functions_are_registered_has_no_meaning(restore_registry):
     """The rows of alpha are sorted by the names of the functions, so that later releases can load a checkpoint."""
     spec = "random+dense+vanilla"
     module = make_attention(spec)
@@ -406,9 +429,9 @@ def test_an_unknown_kind_of_mixture_lists_the_valid_ones():
 
 @pytest.mark.parametrize("spec", ["randm", "random+", "", "random+randm", "Random"])
 def test_an_unknown_function_lists_the_valid_ones(spec):
-    with pytest.raises(SynthesizerError) as caught:
+    with pytest.raises(SynthesizerError) as error:
         parse_spec(spec, "--decoder-synthesizer")
-    message = str(caught.value)
+    message = str(error.value)
     assert "--decoder-synthesizer" in message
     for name in SYNTHESIZERS:
         assert name in message
@@ -425,10 +448,11 @@ def test_a_length_is_a_product_of_two_similar_factors(length, factors):
 
 @pytest.mark.parametrize("length", [1, 2, 3, 13, 251])
 def test_a_prime_length_is_refused_with_a_length_that_works(length):
-    with pytest.raises(SynthesizerError, match=f"--synth-max-length {length}: .*product a\\*b") as caught:
+    with pytest.raises(SynthesizerError, match=f"--synth-max-length {length}: .*product a\\*b") as error:
         factorize(length)
-    suggestion = re.search(r"use (\d+),", str(caught.value))
-    factorize(int(suggestion[1]))
+    suggestion = re.search(r"use (\d+),", str(error.value))
+    suggested_length = int(suggestion[1])
+    factorize(suggested_length)  # raises no error
 
 
 def test_factorized_dense_has_distinct_columns():
@@ -459,7 +483,7 @@ def test_columns_of_an_outer_product(columns):
 
 @pytest.mark.parametrize("name", SYNTHESIZERS)
 def test_every_weight_has_an_initial_value(name):
-    """In each number of each parameter and buffer."""
+    """It is a finite number in each place of each parameter and buffer."""
     module = SYNTHESIZERS[name](num_heads=2, head_dim=6, max_length=12, rank=8)
     tensors = list(module.state_dict().values())
     with torch.no_grad():
