@@ -4,10 +4,12 @@
 
     python tests/kernels/compile_kernels.py --count 200 random+vanilla
 
-Architecture, type, heads, width of a head, functions, tokens, and masks: padded (the default), causal, or dropped,
-which is padded with dropout. Each line is a JSON object: registers of a thread, bytes of registers spilled to memory,
-bytes of shared memory, and the options that the kernel was compiled with. The attention runs on torch's meta device,
-where tensors have no values; a stand-in for Triton's driver says which GPU it is, and a launch is compiled instead.
+The arguments are the architecture, the type, the number of heads, the width of a head, functions, numbers of tokens,
+and kinds of masks: padded (the default), causal, or dropped, which is padded with dropout. Each line that is printed is
+a JSON object: registers of a thread, bytes of registers spilled to memory, bytes of shared memory, and the options that
+the kernel was compiled with. The attention runs on torch's meta device, where tensors have no values; a stand-in for
+Triton's driver says which GPU it is, and a launch is compiled instead.
+
 With --count nothing is compiled: how many kernels so many random shapes would need is printed.
 """
 
@@ -34,12 +36,13 @@ from helpers import make_attention  # noqa: E402
 from fairseq_synth.computations import kernels  # noqa: E402
 from fairseq_synth.masks import causal_mask  # noqa: E402
 
-LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}  # shared memory of a program, in bytes
+# {architecture of a GPU: the shared memory that a program may take, in bytes}
+SHARED_MEMORY_LIMITS = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Driver(DriverBase):
-    """A GPU of an architecture, on which nothing runs."""
+    """Stands in for the driver of a GPU of an architecture, on which nothing runs."""
 
     def __init__(self, architecture):
         self.architecture = architecture
@@ -73,37 +76,62 @@ class Driver(DriverBase):
         return divmod(self.architecture, 10)
 
 
-def resources(compiled):
-    """What a compiled kernel takes, by the disassembler that comes with Triton."""
-    program = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
+def measure_resources(compiled):
+    """Returns what a compiled kernel takes, as the disassembler that comes with Triton says.
+
+    The keys are "registers", of a thread, "spilled", the bytes of registers spilled to memory, and "shared", the bytes
+    of shared memory.
+    """
+    disassembler = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin", "cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        found = subprocess.run(
-            [program, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        )
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", found.stdout).groups()
-    local = re.search(r"LOCAL:(\d+)", found.stdout)[1]
+        command = [disassembler, "--dump-resource-usage", file.name]
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
+    registers = re.search(r"REG:(\d+) STACK:\d+", process.stdout)[1]
+    stack = re.search(r"REG:\d+ STACK:(\d+)", process.stdout)[1]
+    local = re.search(r"LOCAL:(\d+)", process.stdout)[1]
     return {"registers": int(registers), "spilled": int(stack) + int(local), "shared": compiled.metadata.shared}
 
 
 def compile_call(architecture, spec, dtype, heads, width, length, masks="padded", bsz=64, max_length=16):
-    """The launches of a layer, forward and backward, compiled."""
-    found, taken = [], [{}]
+    """Compiles the launches of a layer, forward and backward, and returns a dict for each of them.
+
+    The dict has the name of the kernel, the options that it was compiled with, and what `measure_resources` returns.
+
+    Args:
+        architecture: the architecture of the GPU, a key of `SHARED_MEMORY_LIMITS`.
+        spec: the functions of the layer.
+        dtype: the type of all tensors.
+        heads: the number of heads.
+        width: the width of a head.
+        length: the number of tokens of a sentence.
+        masks: padded, causal, or dropped, which is padded with dropout.
+        bsz: the number of sentences.
+        max_length: the longest sentence of the layer, if `length` is not longer.
+    """
+    launches = []
+    resources_of_loaded_kernels = []
 
     def init_handles(compiled):
-        """In the place of a GPU, which says how much is spilled when it loads a kernel, and refuses a large one."""
-        taken.append(resources(compiled))
-        compiled.n_spills = taken[-1]["spilled"] // 4
-        if taken[-1]["shared"] > LIMITS[architecture]:
-            raise OutOfResources(taken[-1]["shared"], LIMITS[architecture], "shared memory")
+        """Takes the place of a GPU, which says how much is spilled when it loads a kernel, and refuses a large one."""
+        resources = measure_resources(compiled)
+        resources_of_loaded_kernels.append(resources)
+        compiled.n_spills = resources["spilled"] // 4  # a register has 4 bytes
+        if resources["shared"] > SHARED_MEMORY_LIMITS[architecture]:
+            raise OutOfResources(resources["shared"], SHARED_MEMORY_LIMITS[architecture], "shared memory")
 
-    def run(launch, tensors):
+    def compile_launch(launch, tensors):
+        """Takes the place of `kernels.run`."""
         launch.compile(launch.args(tensors))
-        name = f"{launch.kernel.__module__.rsplit('_')[-1]}.{launch.kernel.__name__}"
-        found.append({"kernel": name, **launch.options, **taken[-1]})
+        resources = {}
+        if resources_of_loaded_kernels:  # `count_kernels` loads none
+            resources = resources_of_loaded_kernels[-1]
+        module_name = launch.kernel.__module__.rsplit("_")[-1]
+        launches.append({"kernel": f"{module_name}.{launch.kernel.__name__}", **launch.options, **resources})
 
-    def load(plan, _):
+    def load_without_comparison(plan, _call):
+        """Takes the place of `kernels.load`, which compares the kernels with the definition."""
         plan.is_loaded = True
         return True
 
@@ -111,48 +139,74 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
     module = make_attention(spec, "convex", heads * width, heads, max(length, max_length), 8, dropout=dropout)
     module = module.to("meta", dtype).train()
     x = torch.empty(length, bsz, heads * width, device="meta", dtype=dtype, requires_grad=True)
-    mask = None if masks == "causal" else torch.empty(bsz, length, device="meta", dtype=torch.bool)
-    attn_mask = causal_mask(x) if masks == "causal" else None
-    gpu = dict(device_fits=lambda *_: True, run=run, load=load)
+    if masks == "causal":
+        padding = None
+        attn_mask = causal_mask(x)
+    else:
+        padding = torch.empty(bsz, length, device="meta", dtype=torch.bool)
+        attn_mask = None
     kernels.find_plan.cache_clear()
-    loading = mock.patch.object(CompiledKernel, "_init_handles", init_handles)
-    with mock.patch.multiple(kernels, **gpu), loading:
-        out, _ = module(x, x, x, key_padding_mask=mask, attn_mask=attn_mask)
+    with (
+        mock.patch.object(kernels, "device_fits", lambda *_: True),
+        mock.patch.object(kernels, "run", compile_launch),
+        mock.patch.object(kernels, "load", load_without_comparison),
+        mock.patch.object(CompiledKernel, "_init_handles", init_handles),
+    ):
+        out, _ = module(x, x, x, key_padding_mask=padding, attn_mask=attn_mask)
         out.backward(torch.empty_like(out))
-    return found
+    return launches
 
 
-def count(number, spec):
-    """How many kernels a layer needs for batches of random numbers of sentences and tokens, with padding."""
+def count_kernels(number_of_shapes, spec):
+    """Returns how many kernels a layer needs for batches of random numbers of sentences and tokens, with padding."""
     generator = random.Random(0)
-    found = set()
+    kernels_to_compile = set()
 
-    def compiled(kernel, key, *_):
-        found.add((kernel, key))
+    def record_kernel(kernel, key, *_):
+        """Takes the place of Triton's compiler."""
+        kernels_to_compile.add((kernel, key))
         return mock.MagicMock(n_spills=0)
 
-    with mock.patch.object(triton.JITFunction, "_do_compile", compiled):
-        for _ in range(number):
-            shape = dict(bsz=generator.randint(1, 600), length=generator.randint(1, 300))
-            compile_call(90, spec, torch.bfloat16, 8, 64, **shape, max_length=300)
-    return len(found)
+    with mock.patch.object(triton.JITFunction, "_do_compile", record_kernel):
+        for _ in range(number_of_shapes):
+            bsz = generator.randint(1, 600)
+            length = generator.randint(1, 300)
+            compile_call(90, spec, torch.bfloat16, heads=8, width=64, length=length, bsz=bsz, max_length=300)
+    return len(kernels_to_compile)
+
+
+def compile_calls(architecture, dtype, heads, width, specs, lengths, kinds_of_masks):
+    """Compiles the launches of all combinations of functions, lengths and masks, and prints a line for each launch."""
+    for spec in specs:
+        for length in lengths:
+            for masks in kinds_of_masks:
+                call = dict(spec=spec, dtype=dtype, heads=heads, width=width, length=length, masks=masks)
+                launches = compile_call(architecture, spec, DTYPES[dtype], heads, width, length, masks)
+                for launch in launches:
+                    print(json.dumps({**call, **launch}), flush=True)
 
 
 def main():
-    if sys.argv[1] == "--count":
-        kernels.SWITCH = "1"
-        triton.runtime.driver.set_active(Driver(90))
-        print(count(int(sys.argv[2]), sys.argv[3]))
-        return
-    architecture, dtype, heads, width, specs, lengths = sys.argv[1:7]
+    """Reads the arguments of the command, and counts or compiles kernels."""
     kernels.SWITCH = "1"
+    if sys.argv[1] == "--count":
+        _program, _option, number_of_shapes, spec = sys.argv
+        triton.runtime.driver.set_active(Driver(90))
+        print(count_kernels(int(number_of_shapes), spec))
+        return
+    _program, architecture, dtype, heads, width, specs, lengths, *kinds_of_masks = sys.argv
+    if not kinds_of_masks:
+        kinds_of_masks = ["padded"]
     triton.runtime.driver.set_active(Driver(int(architecture)))
-    for spec in specs.split(","):
-        for length in lengths.split(","):
-            for masks in sys.argv[7:] or ["padded"]:
-                call = dict(spec=spec, dtype=dtype, heads=int(heads), width=int(width), length=int(length), masks=masks)
-                for launch in compile_call(int(architecture), **{**call, "dtype": DTYPES[dtype]}):
-                    print(json.dumps({**call, **launch}), flush=True)
+    compile_calls(
+        int(architecture),
+        dtype,
+        int(heads),
+        int(width),
+        specs.split(","),
+        [int(length) for length in lengths.split(",")],
+        kinds_of_masks,
+    )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from kernel_calls import MIXED, list_tensors
 from fairseq_synth.computations import kernels
 from fairseq_synth.computations.kernels.check import Comparison
 
-# By default: short and long sentences, each kernel, each place of the logits, and both masks.
-CHOSEN = {
+# The tests that run by default. They have short and long sentences, each kernel, each place of the logits, and both
+# masks.
+CHOSEN_TESTS = {
     "test_short_sentences_equal_the_plain_computation[random-padded]",
     "test_short_sentences_equal_the_plain_computation[relative_random-causal]",
     f"test_short_sentences_equal_the_plain_computation[{MIXED}-padded]",
@@ -109,42 +110,47 @@ def remember_shapes(monkeypatch):
 
 
 @pytest.fixture
-def all_lengths(request):
+def is_complete_run(request):
     """Returns whether tests run with all their lengths of a sentence, which takes three times as long: --kernels."""
     return request.config.getoption("--kernels")
 
 
 @pytest.fixture
-def chosen(request):
+def skip_unless_chosen(request):
     """Skips a test in which the interpreter or the compiler works, unless it is one of the chosen."""
     runs_all = request.config.getoption("--kernels") or request.config.getoption("--all")
-    is_free = request.config.getoption("--device") != "cpu" or request.node.get_closest_marker("interpreted") is None
-    if not (runs_all or is_free or request.node.name in CHOSEN):
+    is_on_gpu = request.config.getoption("--device") != "cpu"
+    is_interpreted = request.node.get_closest_marker("interpreted") is not None
+    is_slow = is_interpreted and not is_on_gpu
+    is_chosen = request.node.name in CHOSEN_TESTS
+    if is_slow and not is_chosen and not runs_all:
         pytest.skip("the kernels are off by default, and this takes long without a GPU: --kernels")
 
 
 @pytest.fixture
-def kernels_are_on(monkeypatch, chosen):
+def kernels_are_on(monkeypatch, skip_unless_chosen):
     """Switches the kernels on, without plans of earlier tests."""
     monkeypatch.setattr(kernels, "SWITCH", "1")
     kernels.find_plan.cache_clear()
     kernels.device_fits.cache_clear()
-    # the comparison with the definition, which takes the interpreter as long again, has tests of its own
+    # The comparison with the definition, which takes the interpreter as long again, has tests of its own.
     monkeypatch.setattr(kernels, "compare", lambda *_: Comparison(is_finite=True, difference=""))
-    # on a GPU they are for half precision, as in fp32 they are slow; but fp32 is what shows that they are right
+    # On a GPU the kernels are for half precision, as in fp32 they are slow; but fp32 is what shows that they are right.
     monkeypatch.setattr(kernels, "DTYPES", (torch.float32, *kernels.DTYPES))
 
 
 @pytest.fixture
 def dirty_memory(monkeypatch):
     """Fills new tensors of the kernels with NaN, so that what is not written is noticed."""
-    empty = torch.Tensor.new_empty
+    original_new_empty = torch.Tensor.new_empty
 
-    def new_empty(x, *size, **kwargs):
-        found = empty(x, *size, **kwargs)
-        return found.fill_(float("nan")) if found.is_floating_point() else found
+    def new_filled_with_nan(x, *size, **kwargs):
+        tensor = original_new_empty(x, *size, **kwargs)
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+        return tensor
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_filled_with_nan)
 
 
 @pytest.fixture
@@ -158,33 +164,34 @@ def checked_memory(monkeypatch):
     from triton.runtime import interpreter
 
     builder = interpreter.InterpreterBuilder
-    run = kernels.run
-    load = builder.create_masked_load
-    store = builder.create_masked_store
-    memory = []  # the first address of each tensor of the running kernel, and the address behind its end
+    original_run = kernels.run
+    original_load = builder.create_masked_load
+    original_store = builder.create_masked_store
+    address_ranges = []  # the first address of each tensor of the running kernel, and the address behind its end
 
     def run_with_checks(launch, tensors):
         for tensor in list_tensors(tensors):
             storage = tensor.untyped_storage()
-            memory.append((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
-        run(launch, tensors)
-        memory.clear()
+            begin = storage.data_ptr()
+            address_ranges.append((begin, begin + storage.nbytes()))
+        original_run(launch, tensors)
+        address_ranges.clear()
 
-    def check(pointers, mask):
+    def check_addresses(pointers, mask):
         addresses = pointers.data[mask.data]
         size = pointers.get_element_ty().primitive_bitwidth // 8
         is_inside = numpy.zeros(addresses.shape, dtype=bool)
-        for begin, end in memory:
+        for begin, end in address_ranges:
             is_inside |= (addresses >= begin) & (addresses + size <= end)
         assert is_inside.all(), "a kernel reads or writes outside its tensors"
 
-    def load_with_checks(self, pointers, mask, *others):
-        check(pointers, mask)
-        return load(self, pointers, mask, *others)
+    def load_with_checks(self, pointers, mask, *other_arguments):
+        check_addresses(pointers, mask)
+        return original_load(self, pointers, mask, *other_arguments)
 
-    def store_with_checks(self, pointers, value, mask, *others):
-        check(pointers, mask)
-        return store(self, pointers, value, mask, *others)
+    def store_with_checks(self, pointers, value, mask, *other_arguments):
+        check_addresses(pointers, mask)
+        return original_store(self, pointers, value, mask, *other_arguments)
 
     monkeypatch.setattr(kernels, "run", run_with_checks)
     monkeypatch.setattr(builder, "create_masked_load", load_with_checks)

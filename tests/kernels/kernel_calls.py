@@ -1,4 +1,4 @@
-"""What the tests of the kernels share: calls of the kernels and of the plain computation, and their comparison."""
+"""Calls of the kernels and of the plain computation, and their comparison, which the tests of the kernels share."""
 
 from typing import Any, NamedTuple
 
@@ -17,24 +17,49 @@ MIXED = "random+factorized_random+dense+factorized_dense+vanilla"  # every kind 
 MASKS = ["none", "padded", "left", "causal"]
 
 
-def plan_with(monkeypatch, name, value):
-    """Sets a function or a number by which launches are planned for the rest of the test, and forgets all plans."""
-    monkeypatch.setattr(launches.Layout if name == "is_short" else launches, name, value)
+def choose_kernels(monkeypatch, is_short):
+    """Lets sentences of any length be computed by the kernels for short sentences, or by those for long ones.
+
+    The choice holds for the rest of the test. All plans are forgotten.
+
+    Args:
+        monkeypatch: pytest's fixture.
+        is_short: whether the kernels are those for short sentences.
+    """
+    monkeypatch.setattr(launches.Layout, "is_short", lambda layout: is_short)
     kernels.find_plan.cache_clear()
 
 
-def list_tensors(tensors):
-    """Returns all tensors among the `PassTensors` of a launch, which are in named tuples, as a list."""
-    if isinstance(tensors, torch.Tensor):
-        return [tensors]
-    if isinstance(tensors, tuple):
-        return [tensor for part in tensors for tensor in list_tensors(part)]
-    return []  # None: there is no such tensor
+def set_number_of_programs(monkeypatch, number):
+    """Sets the number of programs that a backward pass aims at for the rest of the test, and forgets all plans."""
+    monkeypatch.setattr(launches, "PROGRAMS", number)
+    kernels.find_plan.cache_clear()
 
 
-def plan_short_sentences(monkeypatch, is_short):
-    """Lets sentences of any length be computed by the kernels for short sentences, or by those for long ones."""
-    plan_with(monkeypatch, "is_short", lambda layout: is_short)
+def list_tensors(part):
+    """Returns all tensors among the `PassTensors` of a launch as a list.
+
+    Args:
+        part: the `PassTensors`, which are a named tuple of named tuples; or a part of them, which may be None.
+    """
+    if isinstance(part, torch.Tensor):
+        return [part]
+    tensors = []
+    if isinstance(part, tuple):
+        for smaller_part in part:
+            tensors.extend(list_tensors(smaller_part))
+    return tensors
+
+
+def copy_to_offset(x, offset):
+    """Returns a copy of a tensor that begins at an offset in its memory, and so has no aligned address.
+
+    Args:
+        x: the tensor.
+        offset: the number of elements in front of it.
+    """
+    memory = torch.empty(offset + x.numel(), dtype=x.dtype)
+    return memory[offset:].view(x.size()).copy_(x)
 
 
 def attend(computation, logits, value, padding, is_causal, dropout):
@@ -76,33 +101,45 @@ class Summand(NamedTuple):
 
 
 def make_logits(weights, *summands):
-    """Returns the sum of `Summand`s as logits. weights: (M, H), a weight of each head in each row."""
+    """Returns the sum of some `Summand`s as logits.
+
+    Args:
+        weights: (M, H). Each row has a weight for each head, and belongs to one summand.
+        summands: the summands.
+    """
     logits = Logits()
+    # Each row gets the size (1, H, 1, 1), which fits logits (B, H, T, S).
     rows_of_weights = weights.view(len(weights), 1, -1, 1, 1).unbind()
     for summand in summands:
-        weight = None if summand.weight is None else rows_of_weights[summand.weight]
-        logits.add_terms([summand.term], weight)
+        if summand.weight is None:
+            logits.add_terms([summand.term])
+        else:
+            logits.add_terms([summand.term], rows_of_weights[summand.weight])
     return logits
 
 
-def inputs_of_length(length):
+def make_inputs(length):
     """Returns inputs of a whole sentence, from which parameters that depend on positions alone can be taken."""
     return Inputs(torch.empty(length, 0, 0), q=None, k=None, start=0, src_len=length)
 
 
 def run_attention(module, x, gradient, monkeypatch, attend, *, padding=None, is_causal=False):
-    """Returns what `helpers.run_attention` returns, computed by `attend_by_kernels` or `attend_plainly`.
+    """Runs a self-attention forward and backward, and returns its results as `helpers.run_attention` does.
 
-    The function must not refuse the call.
+    All arguments but `attend` are those of `helpers.run_attention`.
+
+    Args:
+        attend: the function that computes softmax(S) V, `attend_by_kernels` or `attend_plainly`. It must not refuse the
+            call.
     """
 
-    def attend_of_module(logits, value, key_padding_mask, attn_mask, dropout):
+    def attend_for_module(logits, value, key_padding_mask, attn_mask, dropout):
         out = attend(logits, value, key_padding_mask, is_causal, dropout)
         assert out is not None
         return plain.join_heads(out)
 
     return helpers.run_attention(
-        module, x, gradient, monkeypatch, padding=padding, is_causal=is_causal, attend=attend_of_module
+        module, x, gradient, monkeypatch, padding=padding, is_causal=is_causal, attend=attend_for_module
     )
 
 
@@ -139,19 +176,20 @@ def check_kernels(
 
     Args:
         spec: the functions.
-        length: of the sentences, in tokens.
+        length: the length of the sentences, in tokens.
         masks: one of `MASKS`.
         monkeypatch: pytest's fixture.
-        width: of each of two heads.
+        width: the width of each of two heads.
         dtype: the type of all tensors.
         std: the standard deviation of the parameters of random and relative_random.
         mixture: how the functions are mixed, convex or sum.
-        sentences: their number.
+        sentences: the number of sentences.
         max_length: the longest length of the functions; default: as long as the sentences, or 12.
         beyond_length: what functions do with longer sentences.
     """
+    if max_length is None:
+        max_length = max(length, 12)
     torch.manual_seed(length)
-    max_length = max_length or max(length, 12)
     module = make_attention(spec, mixture, 2 * width, max_length=max_length, beyond_length=beyond_length)
     for name, parameter in module.named_parameters():
         if name.endswith(("random.R", "random.r")):
@@ -161,21 +199,18 @@ def check_kernels(
     call = {"padding": make_padding(masks, length, sentences), "is_causal": masks == "causal"}
 
     results = run_attention(module, x, gradient, monkeypatch, attend_by_kernels, **call)
+    plain_results = None  # they are needed in half precision only
     if dtype != torch.float32:
         plain_results = run_attention(module, x, gradient, monkeypatch, attend_plainly, **call)
     exact = run_attention(module.double(), x.double(), gradient.double(), monkeypatch, attend_plainly, **call)
 
-    scales = {name: measure_scale(name, exact) for name in exact}
     if dtype == torch.float32:
         tolerance = 2e-5 * max(1, std)
     else:
-        plain_errors = []
-        for name, scale in scales.items():
-            plain_errors.append(float((plain_results[name].double() - exact[name]).abs().max()) / scale)
-        rounding = {torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
-        tolerance = max(rounding, 2 * max(plain_errors))
+        tolerance = choose_tolerance(dtype, plain_results, exact)
     assert results.keys() == exact.keys()
-    for name, scale in scales.items():
+    for name in exact:
+        scale = measure_scale(name, exact)
         torch.testing.assert_close(
             results[name].double() / scale,
             exact[name] / scale,
@@ -185,13 +220,35 @@ def check_kernels(
         )
 
 
+def choose_tolerance(dtype, plain_results, exact):
+    """Returns how large the errors of the kernels may be in half precision, relative to the scale of a tensor.
+
+    Args:
+        dtype: float16 or bfloat16.
+        plain_results: {name: tensor}, the results of the plain computation in this type.
+        exact: {name: tensor}, its results in double precision.
+    """
+    plain_errors = []
+    for name in exact:
+        largest_error = float((plain_results[name].double() - exact[name]).abs().max())
+        plain_errors.append(largest_error / measure_scale(name, exact))
+    error_of_rounding = {torch.float16: 5e-3, torch.bfloat16: 5e-2}[dtype]
+    return max(error_of_rounding, 2 * max(plain_errors))
+
+
 def measure_scale(name, exact):
     """Returns the largest number of a tensor among exact results, or 1 if it is smaller: errors are relative to it.
 
     The gradient of the bias of the keys is nothing but rounding, so that of their weight stands for it.
+
+    Args:
+        name: the name of the tensor.
+        exact: {name: tensor}, all results in double precision.
     """
-    name_of_measured = "k_proj.weight" if name == "k_proj.bias" else name
-    return max(1.0, float(exact[name_of_measured].abs().max()))
+    measured_name = name
+    if name == "k_proj.bias":
+        measured_name = "k_proj.weight"
+    return max(1.0, float(exact[measured_name].abs().max()))
 
 
 def choose_lengths(lengths, spec, masks):
@@ -203,11 +260,14 @@ def choose_lengths(lengths, spec, masks):
     if spec == MIXED:
         return lengths
     if spec in NAMES:
+        # every second length, beginning with the first or the second one
         has_padding = masks in ("padded", "left")
-        first = (SPECS.index(spec) + has_padding) % 2
-        return lengths[first::2]
-    first = (SPECS.index(spec) + MASKS.index(masks)) % len(MASKS)
-    return lengths[first :: len(MASKS)]
+        step = 2
+        start = (SPECS.index(spec) + has_padding) % step
+    else:
+        step = len(MASKS)
+        start = (SPECS.index(spec) + MASKS.index(masks)) % step
+    return lengths[start::step]
 
 
 def is_chosen(spec, masks):
@@ -221,12 +281,14 @@ def is_chosen(spec, masks):
       summed with those of other functions.
     - Any other mixture is tested under one kind of masks, another one than the mixture before it.
     """
-    number = SPECS.index(spec) if spec in SPECS else 0
     if spec == MIXED:
         return True
-    if spec in NAMES:
-        return masks in (["none", "padded"], ["causal", "left"])[number % 2]
-    return masks == MASKS[number % len(MASKS)]
+    number = SPECS.index(spec)
+    if spec not in NAMES:
+        return masks == MASKS[number % len(MASKS)]
+    if number % 2 == 0:
+        return masks in ("none", "padded")
+    return masks in ("causal", "left")
 
 
 def is_supported(spec):
@@ -250,7 +312,7 @@ def make_random_logits(sentences, heads, length):
 
     weights = make_tensor(5, heads)
     max_length = length + 2
-    inputs = inputs_of_length(length)
+    inputs = make_inputs(length)
     query = make_tensor(sentences, heads, length, 5)
     key = make_tensor(sentences, length, heads, 5).transpose(1, 2)
     query_of_all_heads = make_tensor(length, sentences, 1, 3).permute(1, 2, 0, 3)

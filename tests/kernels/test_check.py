@@ -22,7 +22,7 @@ interpreted = pytest.mark.interpreted
 
 
 @pytest.fixture(autouse=True)
-def unchecked(monkeypatch, chosen):
+def switch_on_kernels(monkeypatch, skip_unless_chosen):
     """Switches the kernels on, which the interpreter runs; no call has been compared yet."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "SWITCH", "1")
@@ -32,78 +32,103 @@ def unchecked(monkeypatch, chosen):
 
 
 @pytest.fixture
-def compared(monkeypatch):
-    """The results of all comparisons so far."""
-    comparisons = []
-    compare = kernels.compare
+def comparisons(monkeypatch):
+    """Returns the list of the results of all comparisons, which grows during the test."""
+    results = []
+    original_compare = kernels.compare
 
-    def note(call, compute):
-        comparisons.append(compare(call, compute))
-        return comparisons[-1]
+    def compare_and_record(call, compute):
+        comparison = original_compare(call, compute)
+        results.append(comparison)
+        return comparison
 
-    monkeypatch.setattr(kernels, "compare", note)
-    return comparisons
+    monkeypatch.setattr(kernels, "compare", compare_and_record)
+    return results
 
 
-def plant_error(monkeypatch, kernel, change):
-    """Makes a kernel wrong: `change` is called with its tensors after each launch."""
-    run = kernels.run
+def plant_error(monkeypatch, kernel_name, change):
+    """Makes a kernel wrong: `change` is called with the `PassTensors` of the kernel after each of its launches."""
+    original_run = kernels.run
 
     def run_wrongly(launch, tensors):
-        run(launch, tensors)
-        if launch.kernel.__name__ == kernel:
+        original_run(launch, tensors)
+        if launch.kernel.__name__ == kernel_name:
             change(tensors)
 
     monkeypatch.setattr(kernels, "run", run_wrongly)
 
 
-def attend(spec="random+vanilla", dtype=torch.float32, dropout=0.0, padded=True, length=6):
-    """Returns the output of an attention in training, and the gradients of its input and parameters."""
-    module = make_attention(spec, dropout=dropout).to(dtype).train()
-    x = torch.linspace(-1, 1, length * 2 * 6).sin().view(length, 2, 6).to(dtype).requires_grad_()
-    mask = padding_mask([length, length - 2]) if padded else None
-    attn_mask = None if padded else causal_mask(x)
-    out, _ = module(x, key_padding_mask=mask, attn_mask=attn_mask)
-    if padded:
-        out = out.masked_fill(mask.t().unsqueeze(-1), 0.0)  # at padding any output is right
-    out.square().sum().backward()
-    return [out.detach(), x.grad, *(parameter.grad for parameter in module.parameters())]
-
-
-def warnings(caplog):
-    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-
-
-def check_that_the_definition_is_used(results, monkeypatch, **call):
-    assert kernels.SWITCH == "0"
-    monkeypatch.setattr(kernels, "SWITCH", "0")
-    for found, expected in zip(results, attend(**call)):
-        torch.testing.assert_close(found, expected)
-
-
 def change_output(tensors):
+    """Makes the output larger by a tenth."""
     tensors.out.mul_(1.1)
 
 
 def change_values_gradient(tensors):
-    tensors.gradients.value[..., -1] = 0.5  # a feature of a value
+    """Overwrites the gradient of the last feature of each value."""
+    tensors.gradients.value[..., -1] = 0.5
 
 
 def change_matrix_gradient(tensors):
+    """Halves the gradient of the matrix R."""
     tensors.totals.matrix.mul_(0.5)
 
 
 def change_weights_gradient(tensors):
+    """Changes the sign of the gradient of the weights of the mixture."""
     tensors.totals.weights.neg_()
 
 
 def write_no_number(tensors):
+    """Overwrites a part of the output with NaN."""
     tensors.out[0, 0] = float("nan")
+
+
+def compute_results(spec="random+vanilla", dtype=torch.float32, dropout=0.0, is_causal=False, length=6):
+    """Returns the output of an attention in training, and the gradients of its input and parameters, as a list.
+
+    Args:
+        spec: the functions.
+        dtype: the type of all tensors.
+        dropout: the probability with which weights are dropped.
+        is_causal: whether the mask is the causal one; otherwise two tokens of the second sentence are padding.
+        length: the number of tokens of each of two sentences.
+    """
+    module = make_attention(spec, dropout=dropout).to(dtype).train()
+    x = torch.linspace(-1, 1, length * 2 * 6).sin().view(length, 2, 6).to(dtype).requires_grad_()
+    if is_causal:
+        out, _ = module(x, key_padding_mask=None, attn_mask=causal_mask(x))
+    else:
+        padding = padding_mask([length, length - 2])
+        out, _ = module(x, key_padding_mask=padding, attn_mask=None)
+        out = out.masked_fill(padding.t().unsqueeze(-1), 0.0)  # at padding any output is right
+    out.square().sum().backward()
+    gradients_of_parameters = [parameter.grad for parameter in module.parameters()]
+    return [out.detach(), x.grad, *gradients_of_parameters]
+
+
+def list_warnings(caplog):
+    """Returns the messages of all warnings that were logged."""
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def check_that_the_definition_is_used(results, monkeypatch, **call):
+    """Checks that the kernels are switched off, and that results of `compute_results` are those without kernels.
+
+    Args:
+        results: what `compute_results` has returned.
+        monkeypatch: pytest's fixture.
+        call: the arguments with which `compute_results` was called.
+    """
+    assert kernels.SWITCH == "0"
+    monkeypatch.setattr(kernels, "SWITCH", "0")  # it is restored after the test
+    expected_results = compute_results(**call)
+    for result, expected in zip(results, expected_results):
+        torch.testing.assert_close(result, expected)
 
 
 @interpreted
 @pytest.mark.parametrize(
-    "kernel, change, wrong",
+    "kernel_name, change, message",
     [
         ("forward_short", change_output, "the output errs by 0.1, where "),
         ("forward_short", write_no_number, "the output errs by nan, where "),
@@ -113,141 +138,172 @@ def write_no_number(tensors):
     ],
     ids=["output", "no_number", "values", "matrix", "weight"],
 )
-def test_wrong_kernels_are_switched_off(kernel, change, wrong, monkeypatch, caplog):
+def test_wrong_kernels_are_switched_off(kernel_name, change, message, monkeypatch, caplog):
     """One line says what is wrong; the result, then and later, is the definition's."""
-    plant_error(monkeypatch, kernel, change)
-    results = attend()
-    (line,) = warnings(caplog)
+    plant_error(monkeypatch, kernel_name, change)
+    results = compute_results()
+    (line,) = list_warnings(caplog)
     start = "FAIRSEQ_SYNTH_KERNELS: the kernels are switched off, because they are wrong on this machine: "
     assert line.startswith(start + "Product + Bias in float32, 2 sentences of 6 tokens, 2 heads of width 3: the ")
-    assert wrong in line
+    assert message in line
     check_that_the_definition_is_used(results, monkeypatch)
 
 
 @interpreted
 def test_a_wrong_kernel_for_long_sentences_is_switched_off(monkeypatch, caplog):
+    """The warning names the wrong gradient, and the result is the definition's."""
     monkeypatch.setattr("fairseq_synth.computations.kernels.launches.Layout.is_short", lambda _: False)
     plant_error(monkeypatch, "backward_columns", change_values_gradient)
-    results = attend(padded=False)
-    (line,) = warnings(caplog)
+    results = compute_results(is_causal=True)
+    (line,) = list_warnings(caplog)
     assert "the gradient of tensor 0 (value, query, key) errs by " in line
-    check_that_the_definition_is_used(results, monkeypatch, padded=False)
+    check_that_the_definition_is_used(results, monkeypatch, is_causal=True)
 
 
 @interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("spec", ["random", "dense+vanilla", "factorized_dense+vanilla", "relative_random"])
-def test_right_kernels_stay_on(spec, dtype, compared, caplog):
-    """Also in half precision, whose rounding is no error."""
-    for padded in (True, False):
-        attend(spec, dtype, padded=padded)
-    assert len(compared) == 2 and all(found.is_finite and found.difference == "" for found in compared)
-    assert kernels.SWITCH == "1" and warnings(caplog) == []
+def test_right_kernels_stay_on(spec, dtype, comparisons, caplog):
+    """They stay on in half precision, too, whose rounding is no error."""
+    compute_results(spec, dtype, is_causal=False)
+    compute_results(spec, dtype, is_causal=True)
+    assert len(comparisons) == 2
+    for comparison in comparisons:
+        assert comparison.is_finite
+        assert comparison.difference == ""
+    assert kernels.SWITCH == "1"
+    assert list_warnings(caplog) == []
 
 
 @interpreted
-def test_a_kind_of_call_is_compared_once(compared):
+def test_a_kind_of_call_is_compared_once(comparisons):
     """Other sizes of a batch are of the same kind; causal calls, dropout and evaluation are not."""
-    attend()
-    attend(length=7)
-    assert len(compared) == 1
-    attend(padded=False)
-    attend(dropout=0.5)
+    compute_results()
+    compute_results(length=7)
+    assert len(comparisons) == 1
+    compute_results(is_causal=True)
+    compute_results(dropout=0.5)
     with torch.no_grad():
-        make_attention("random+vanilla").eval()(torch.randn(6, 2, 6))
-    assert len(compared) == 4
-    attend("random")
-    assert len(compared) == 5
-    for call in (dict(), dict(padded=False), dict(dropout=0.5), dict(spec="random")):
-        attend(**call)
-    assert len(compared) == 5
+        module = make_attention("random+vanilla").eval()
+        module(torch.randn(6, 2, 6))
+    assert len(comparisons) == 4
+    compute_results(spec="random")
+    assert len(comparisons) == 5
+    # all of these kinds have been compared
+    compute_results()
+    compute_results(is_causal=True)
+    compute_results(dropout=0.5)
+    compute_results(spec="random")
+    assert len(comparisons) == 5
 
 
 @interpreted
 def test_an_error_with_dropout_is_seen(monkeypatch, caplog):
-    """The compiled kernels are compared as they are, but for a probability of 0."""
-    probabilities = []
+    """With dropout, the compiled kernels are compared as they are, but for a probability of 0."""
+    changed_outputs = []
 
-    def change(tensors):
+    def change_output_with_dropout(tensors):
         assert tensors.tensors.seed is not None
-        probabilities.append(True)
         change_output(tensors)
+        changed_outputs.append(tensors.out)
 
-    plant_error(monkeypatch, "forward_short", change)
-    attend(dropout=0.4)
-    assert probabilities and len(warnings(caplog)) == 1
+    plant_error(monkeypatch, "forward_short", change_output_with_dropout)
+    compute_results(dropout=0.4)
+    assert changed_outputs
+    assert len(list_warnings(caplog)) == 1
 
 
 @interpreted
-def test_random_numbers_are_the_same_after_a_comparison(compared):
+def test_random_numbers_are_the_same_after_a_comparison(comparisons):
+    """The first call is compared and the second is not; both drop the same weights, and draw as many numbers."""
     torch.manual_seed(3)
-    first = attend(dropout=0.4)
-    state = torch.get_rng_state()
+    results_with_comparison = compute_results(dropout=0.4)
+    state_after_comparison = torch.get_rng_state()
     torch.manual_seed(3)
-    second = attend(dropout=0.4)
-    assert len(compared) == 1 and torch.equal(state, torch.get_rng_state())
-    for found, expected in zip(first, second):
-        assert torch.equal(found, expected)
+    results_without_comparison = compute_results(dropout=0.4)
+    assert len(comparisons) == 1
+    assert torch.equal(state_after_comparison, torch.get_rng_state())
+    for with_comparison, without_comparison in zip(results_with_comparison, results_without_comparison):
+        assert torch.equal(with_comparison, without_comparison)
 
 
 @interpreted
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_the_first_call_may_be_checkpointed(use_reentrant, is_wrong, compared, monkeypatch):
+def test_the_first_call_may_be_checkpointed(use_reentrant, is_wrong, comparisons, monkeypatch):
     """Activation checkpointing counts the tensors that are saved, or computes again in the backward pass."""
     if is_wrong:
         plant_error(monkeypatch, "forward_short", change_output)
-    results = []
-    for is_checkpointed in (True, False):
+
+    def compute_output_and_gradients(has_checkpoints):
         module = make_attention("random+vanilla").train()
-        x = torch.linspace(-1, 1, 36).view(3, 2, 6).requires_grad_()
-        if is_checkpointed:
-            out = torch.utils.checkpoint.checkpoint(lambda x, m=module: m(x)[0], x, use_reentrant=use_reentrant)
-        else:
-            monkeypatch.setattr(kernels, "SWITCH", "0")
+
+        def compute_output(x):
             out, _ = module(x)
+            return out
+
+        x = torch.linspace(-1, 1, 36).view(3, 2, 6).requires_grad_()
+        if has_checkpoints:
+            out = torch.utils.checkpoint.checkpoint(compute_output, x, use_reentrant=use_reentrant)
+        else:
+            out = compute_output(x)
         out.square().sum().backward()
-        results.append([out.detach(), x.grad, *(parameter.grad for parameter in module.parameters())])
-    for found, expected in zip(*results):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-    assert len(compared) == (2 if use_reentrant and not is_wrong else 1)
+        gradients_of_parameters = [parameter.grad for parameter in module.parameters()]
+        return [out.detach(), x.grad, *gradients_of_parameters]
+
+    results = compute_output_and_gradients(has_checkpoints=True)
+    monkeypatch.setattr(kernels, "SWITCH", "0")
+    expected_results = compute_output_and_gradients(has_checkpoints=False)
+    for result, expected in zip(results, expected_results):
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
+    expected_number_of_comparisons = 1
+    if use_reentrant and not is_wrong:
+        # The first pass records no gradients, and is another kind of call than the pass that is computed again.
+        expected_number_of_comparisons = 2
+    assert len(comparisons) == expected_number_of_comparisons
 
 
 @interpreted
-def test_the_next_call_is_compared_where_the_definition_has_no_numbers(compared, caplog):
+def test_the_next_call_is_compared_where_the_definition_has_no_numbers(comparisons, caplog):
     """A loss that overflows says nothing about the kernels."""
-    module, x = make_attention("random+vanilla").train(), torch.randn(6, 2, 6)
-    broken = x.clone()
-    broken[0, 0, 0] = float("inf")
-    module(broken)
-    assert [found.is_finite for found in compared] == [False]
-    assert not kernels.CHECKED and kernels.SWITCH == "1" and warnings(caplog) == []
+    module = make_attention("random+vanilla").train()
+    x = torch.randn(6, 2, 6)
+    x_with_infinity = x.clone()
+    x_with_infinity[0, 0, 0] = float("inf")
+    module(x_with_infinity)
+    assert [comparison.is_finite for comparison in comparisons] == [False]
+    assert not kernels.CHECKED
+    assert kernels.SWITCH == "1"
+    assert list_warnings(caplog) == []
     module(x)
     module(x)
-    assert [found.is_finite for found in compared] == [False, True]
+    assert [comparison.is_finite for comparison in comparisons] == [False, True]
 
 
 @interpreted
 def test_a_part_of_a_large_batch_is_compared(monkeypatch, caplog):
-    """From the first sentence to the last; the kernels compute all of them."""
-    check = "fairseq_synth.computations.kernels.check.MAX_WEIGHTS"
-    monkeypatch.setattr(check, 3 * 2 * 6 * 6)  # of three sentences
+    """The part reaches from the first sentence to the last; the kernels compute all sentences."""
+    weights_of_a_sentence = 2 * 6 * 6  # of 2 heads, in 6 rows and columns
+    monkeypatch.setattr("fairseq_synth.computations.kernels.check.MAX_WEIGHTS", 3 * weights_of_a_sentence)
 
     def change_last_sentence(tensors):
-        tensors.out.view(6, 8, 6)[:, -1] = 0.0
+        output = tensors.out.view(6, 8, 6)  # (T, B, C)
+        output[:, -1] = 0.0
 
     plant_error(monkeypatch, "forward_short", change_last_sentence)
-    make_attention("random+vanilla")(torch.randn(6, 8, 6))
-    assert len(warnings(caplog)) == 1
+    module = make_attention("random+vanilla")
+    module(torch.randn(6, 8, 6))
+    assert len(list_warnings(caplog)) == 1
 
 
 def test_refusals_are_logged_once(caplog):
-    """As a user who has switched the kernels on wants to know what they do not take."""
+    """A user who has switched the kernels on wants to know what they do not take."""
     kernels.log_refusal.cache_clear()
     caplog.set_level(logging.INFO)
-    module, x = make_attention("vanilla"), torch.randn(6, 2, 6)
-    for _ in range(2):
-        module(x)
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    module = make_attention("vanilla")
+    x = torch.randn(6, 2, 6)
+    module(x)
+    module(x)
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     start = "FAIRSEQ_SYNTH_KERNELS: some attention is computed without the kernels: "
-    assert said == [start + "an inner product alone, which torch's fused attention is for"]
+    assert messages == [start + "an inner product alone, which torch's fused attention is for"]

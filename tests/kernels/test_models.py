@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
     pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
 ]
-GROUPS = "random:1/dense+vanilla:1"
+GROUPS = "random:1/dense+vanilla:1"  # one head has random, and the other one has dense+vanilla
 SPECS = [spec for spec in VARIANTS if spec != "vanilla"] + [GROUPS]
 WITHOUT_DROPOUT = dict(dropout=0.0, attention_dropout=0.0, encoder_layers=1, decoder_layers=1)
 NOISE = dict(quant_noise_pq=0.5, quant_noise_pq_block_size=4)
@@ -26,7 +26,7 @@ SENTENCES = [[5, 6, 7, 8, 9, 2], [10, 11, 2]]
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch):
+def use_interpreter(monkeypatch):
     """Runs the kernels on the CPU, without the plans of earlier tests."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(kernels, "CHECKED", set())
@@ -51,7 +51,11 @@ def add_hooks(model):
 def compute_results(model, switch, with_gradients, monkeypatch):
     """Returns the logits of a copy of a model, and the gradients of its parameters by their names.
 
-    `switch` is "1" with the kernels and "0" without them.
+    Args:
+        model: the model.
+        switch: "1" to compute with the kernels, and "0" to compute without them.
+        with_gradients: whether the model is differentiated; otherwise there are only logits.
+        monkeypatch: pytest's fixture.
     """
     monkeypatch.setattr(kernels, "SWITCH", switch)
     torch.manual_seed(1)
@@ -72,79 +76,78 @@ def compute_results(model, switch, with_gradients, monkeypatch):
 
 
 def check_model(model, monkeypatch, with_gradients=True):
-    """Compares the results with and without the kernels, and makes sure that the kernels ran."""
-    launched = []
-    run = kernels.run
+    """Checks that a model has the same results with and without the kernels, and that the kernels ran."""
+    launches = []
+    original_run = kernels.run
 
-    def count(launch, tensors):
-        launched.append(launch)
-        run(launch, tensors)
+    def run_and_record(launch, tensors):
+        launches.append(launch)
+        original_run(launch, tensors)
 
-    monkeypatch.setattr(kernels, "run", count)
+    monkeypatch.setattr(kernels, "run", run_and_record)
     results = compute_results(model, "1", with_gradients, monkeypatch)
-    assert launched
-    launched.clear()
+    assert launches
+    launches.clear()
     expected = compute_results(model, "0", with_gradients, monkeypatch)
-    assert not launched
+    assert not launches
     torch.testing.assert_close(results, expected, atol=1e-4, rtol=1e-4)  # its message has the name of the tensor
 
 
-def training(spec, kind):
-    return make_synth(spec, kind, **WITHOUT_DROPOUT).train()
-
-
-def evaluation(spec, kind):
-    return make_synth(spec, kind, **WITHOUT_DROPOUT).eval()
-
-
-def quantisation_noise(spec, kind):
-    return make_synth(spec, kind, **WITHOUT_DROPOUT, **NOISE).train()
-
-
-def hooks(spec, kind):
-    model = training(spec, kind)
-    add_hooks(model)
-    return model
-
-
-def generation(spec, kind):
-    model = evaluation(spec, kind)
-    model.make_generation_fast_()
-    return model
-
-
-def checkpointing(spec, kind):
-    return make_synth(spec, kind, **WITHOUT_DROPOUT, checkpoint_activations=True).train()
-
-
-CASES = [training, evaluation, quantisation_noise, hooks, generation, checkpointing]
+# What a model may be used for, or how it may be trained.
+CASES = ["training", "evaluation", "quantisation_noise", "hooks", "generation", "checkpointing"]
 # The interpreter takes long. These two read the projections in both ways, in training and in evaluation.
-BY_DEFAULT = {("random+vanilla", evaluation), (GROUPS, quantisation_noise)}
+BY_DEFAULT = {("random+vanilla", "evaluation"), (GROUPS, "quantisation_noise")}
 # With --all, these run in all cases. They have the kinds of terms that a case may change: projections and parameters.
 IN_ALL_CASES = ("random+vanilla", GROUPS)
 
 
+def make_model(case, spec, kind):
+    """Returns a small model without dropout for a case.
+
+    Args:
+        case: one of CASES.
+        spec: the functions of the heads of every layer.
+        kind: the kind of the model, as for `helpers.make_synth`.
+    """
+    flags = dict(WITHOUT_DROPOUT)
+    if case == "quantisation_noise":
+        flags.update(NOISE)
+    if case == "checkpointing":
+        flags.update(checkpoint_activations=True)
+    model = make_synth(spec, kind, **flags)
+    is_trained = case not in ("evaluation", "generation")
+    model.train(is_trained)
+    if case == "hooks":
+        add_hooks(model)
+    if case == "generation":
+        model.make_generation_fast_()
+    return model
+
+
 def is_chosen(spec, case):
     """Returns whether --all runs a variant in a case: training, and of the others another one than the spec before."""
-    _, *other_cases = CASES
-    other_case = other_cases[SPECS.index(spec) % len(other_cases)]
-    return spec in IN_ALL_CASES or case in (training, other_case)
+    if spec in IN_ALL_CASES or case == "training":
+        return True
+    _training, *other_cases = CASES
+    return case == other_cases[SPECS.index(spec) % len(other_cases)]
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("spec", SPECS)
 def test_translation_is_the_same_with_the_kernels(spec, case, request, monkeypatch):
+    """The logits and the gradients are the same, in training and in evaluation."""
     runs_all = request.config.getoption("--kernels")
     runs_chosen = request.config.getoption("--all") and is_chosen(spec, case)
-    if not ((spec, case) in BY_DEFAULT or runs_all or runs_chosen):
+    runs_by_default = (spec, case) in BY_DEFAULT
+    if not (runs_by_default or runs_all or runs_chosen):
         pytest.skip("takes long without a GPU: --kernels")
-    # one case shows that the comparison changes no result
-    is_compared = case is training and (runs_all or spec in IN_ALL_CASES)
+    # One case shows that the comparison changes no result.
+    is_compared = case == "training" and (runs_all or spec in IN_ALL_CASES)
     if not is_compared:
         skip_comparison(monkeypatch)
-    model = case(spec, "translation")
-    check_model(model, monkeypatch, with_gradients=case is not generation)
-    if case is evaluation:
+    model = make_model(case, spec, "translation")
+    check_model(model, monkeypatch, with_gradients=case != "generation")
+    if case == "evaluation":
         check_model(model, monkeypatch, with_gradients=False)
 
 
@@ -154,12 +157,12 @@ def test_translation_is_the_same_with_the_kernels(spec, case, request, monkeypat
 @pytest.mark.parametrize("spec", ["random+vanilla", "factorized_dense", GROUPS])
 def test_other_models_are_the_same_with_the_kernels(spec, kind, case, request, monkeypatch):
     """With --all, each case runs with one of the two kinds of models, as their attention is the same."""
-    cases_of_kind = {"language_model": CASES[::2], "encoder": CASES[1::2]}[kind]
-    runs_chosen = request.config.getoption("--all") and spec == GROUPS and case in cases_of_kind
+    cases_by_kind = {"language_model": CASES[::2], "encoder": CASES[1::2]}
+    runs_chosen = request.config.getoption("--all") and spec == GROUPS and case in cases_by_kind[kind]
     if not (runs_chosen or request.config.getoption("--kernels")):
         pytest.skip("takes long without a GPU: --kernels")
     skip_comparison(monkeypatch)
-    model = case(spec, kind)
-    check_model(model, monkeypatch, with_gradients=case is not generation)
-    if case is evaluation:
+    model = make_model(case, spec, kind)
+    check_model(model, monkeypatch, with_gradients=case != "generation")
+    if case == "evaluation":
         check_model(model, monkeypatch, with_gradients=False)

@@ -1,11 +1,9 @@
-"""Which calls the kernels take, and what a user is told about the others."""
+"""The kernels take some calls, and a user is told why they do not take the others."""
 
 import pytest
 import torch
 from helpers import make_attention
-from kernel_calls import (
-    attend_by_kernels,
-)
+from kernel_calls import attend_by_kernels
 
 from fairseq_synth.computations import kernels
 from fairseq_synth.computations.kernels import launches
@@ -13,7 +11,7 @@ from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.logits import Bias, Logits, Outer, Product
 
 pytestmark = [
-    pytest.mark.usefixtures("on_device", "chosen", "kernels_are_on", "dirty_memory"),
+    pytest.mark.usefixtures("on_device", "skip_unless_chosen", "kernels_are_on", "dirty_memory"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
     pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
 ]
@@ -21,7 +19,9 @@ interpreted = pytest.mark.interpreted
 
 
 def test_off_by_default(monkeypatch):
-    logits, value = Logits([Bias(torch.randn(1, 2, 7, 7))]), torch.randn(3, 2, 7, 8)
+    """The kernels take a call only if they are switched on. A setting that is neither on nor off is an error."""
+    logits = Logits([Bias(torch.randn(1, 2, 7, 7))])
+    value = torch.randn(3, 2, 7, 8)
     assert kernels.refuses(logits, value, None, None, 0.0) == ""
     for setting in ("", "0"):
         monkeypatch.setattr(kernels, "SWITCH", setting)
@@ -32,7 +32,7 @@ def test_off_by_default(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, value, message",
+    "name, value, end_of_message",
     [
         (
             "triton_fits",
@@ -42,15 +42,16 @@ def test_off_by_default(monkeypatch):
         ("DTYPES", (), "has no effect in float32: use --fp16, --bf16 or --amp"),
     ],
 )
-def test_why_the_kernels_are_off(name, value, message, monkeypatch, caplog):
-    """Which is said once."""
+def test_a_warning_says_once_why_the_kernels_are_off(name, value, end_of_message, monkeypatch, caplog):
+    """Either Triton does not fit, or the kernels are for no type at all."""
     monkeypatch.setattr(kernels, name, value)
     monkeypatch.setattr(kernels, "INTERPRETED", kernels.DTYPES)
     for _ in range(2):
         assert not kernels.device_fits(torch.device("cpu"), torch.float32)
     kernels.device_fits.cache_clear()
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("FAIRSEQ_SYNTH_KERNELS: has no effect ") and said.endswith(message)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("FAIRSEQ_SYNTH_KERNELS: has no effect ")
+    assert message.endswith(end_of_message)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,8 @@ def test_why_the_kernels_are_off(name, value, message, monkeypatch, caplog):
         (torch.bfloat16, (7, 5), False),
     ],
 )
-def test_which_gpus_and_types(dtype, capability, fits, monkeypatch):
+def test_the_kernels_are_for_new_gpus_in_half_precision(dtype, capability, fits, monkeypatch):
+    """A GPU needs a compute capability of 8.0 or higher."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(kernels, "DTYPES", kernels.DTYPES[1:])  # as users have it, without fp32
     assert kernels.device_fits(torch.device("cuda"), dtype) == fits
@@ -70,51 +72,85 @@ def test_which_gpus_and_types(dtype, capability, fits, monkeypatch):
 
 
 def test_what_is_not_supported(monkeypatch):
-    """Everything else goes to the other computations."""
-    bias, value = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 7, 8)
-    q = torch.randn(3, 2, 7, 8)
-    own, half, outer, matrix = Product(q, q), Product(q, q[:1]), Outer(q, 3), Bias(bias)
+    """Everything that the kernels do not take goes to the other computations."""
+    value = torch.randn(3, 2, 7, 8)
+    query = torch.randn(3, 2, 7, 8)
+    product = Product(query, query)  # queries and keys of each sentence
+    product_with_shared_key = Product(query, query[:1])  # a key for all sentences
+    product_with_shared_query = Product(query[:1], query)
+    product_of_shared_factors = Product(query[:1], query[:1])
+    outer = Outer(query, 3)
+    matrix = Bias(torch.randn(1, 2, 7, 7))
+    matrix_of_each_sentence = Bias(torch.randn(3, 2, 7, 7))
 
-    def supported(logits, value=value):
-        return attend_by_kernels(logits, value) is not None
+    def is_taken(terms, value=value):
+        return attend_by_kernels(terms, value) is not None
 
-    assert supported([own, half, outer, matrix])
-    assert not supported([own])  # torch's fused attention
-    assert not supported([Product(q[:1], q[:1])], value[:1]) and supported([own, matrix], value)
-    for twice in ([own, own], [half, half], [outer, outer], [Product(q[:1], q)], [Bias(torch.randn(3, 2, 7, 7))]):
-        assert not supported([*twice, matrix])
-    wide, wider = torch.randn(2, 3, 2, 7, 72), torch.randn(3, 2, 7, 136)
-    assert supported([own, matrix], wide[0]) and not supported([own, half, matrix], wide[0])
-    assert not supported([Product(wide[0], wide[1]), half, matrix])
-    assert not supported([matrix], wider) and not supported([Product(wider, wider[:1])])
-    module, x = make_attention("random"), torch.randn(7, 3, 6)
+    # A mixture of one term of each kind is taken. An inner product alone is left to torch's fused attention.
+    assert is_taken([product, product_with_shared_key, outer, matrix])
+    assert not is_taken([product])
+
+    # For a batch of one sentence, a product of shared factors is an inner product, too. A mixture is taken.
+    assert not is_taken([product_of_shared_factors], value[:1])
+    assert is_taken([product, matrix])
+
+    # Two terms of one kind are not taken, nor is a term that the kernels do not know.
+    assert not is_taken([product, product, matrix])
+    assert not is_taken([product_with_shared_key, product_with_shared_key, matrix])
+    assert not is_taken([outer, outer, matrix])
+    assert not is_taken([product_with_shared_query, matrix])
+    assert not is_taken([matrix_of_each_sentence, matrix])
+
+    # Heads of more than 64 features are too wide for three terms, and heads of more than 128 for any.
+    wide_query, wide_key = torch.randn(2, 3, 2, 7, 72)
+    wide_product = Product(wide_query, wide_key)
+    wide_value = wide_query
+    assert is_taken([product, matrix], wide_value)
+    assert not is_taken([product, product_with_shared_key, matrix], wide_value)
+    assert not is_taken([wide_product, product_with_shared_key, matrix])
+    wider = torch.randn(3, 2, 7, 136)
+    assert not is_taken([matrix], wider)
+    assert not is_taken([Product(wider, wider[:1])])
+
+    # These layers do not call the kernels: with another mask than the causal one, on torch's meta device, in double
+    # precision, and with an empty batch.
+    module = make_attention("random")
+    x = torch.randn(7, 3, 6)
     monkeypatch.setattr(kernels, "compute", lambda *_: pytest.fail("a call of the kernels"))
     module(x, attn_mask=torch.zeros(7, 7))
     module.to("meta")(x.to("meta"))
-    module = make_attention("random").double()
-    module(x.double())
-    module(x[:, :0].double())
-    assert not supported([matrix], value[:0])
+    module_in_double_precision = make_attention("random").double()
+    module_in_double_precision(x.double())
+    module_in_double_precision(x[:, :0].double())
+    assert not is_taken([matrix], value[:0])
+
+    # A call that torch records is not taken.
     monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
-    assert not supported([matrix])
+    assert not is_taken([matrix])
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of registers"), torch.cuda.OutOfMemoryError("CUDA out of memory")])
 def test_a_kernel_that_does_not_load(error, monkeypatch):
-    """One line; but fairseq sees when memory ends. The next call tries again."""
+    """A user is told in one line; but fairseq sees when memory ends. The next call tries again."""
     if torch.get_default_device().type != "cpu":
         pytest.skip("the interpreter compiles nothing")
-    tried = []
+    compiled_launches = []
 
-    def compile(*_):
-        tried.append(True)
+    def fail_to_compile(launch, arguments):
+        compiled_launches.append(launch)
         raise error
 
     monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
-    monkeypatch.setattr(launches.Launch, "compile", compile)
-    line = "set FAIRSEQ_SYNTH_KERNELS=0: a kernel failed: RuntimeError.'out of registers'.$"
+    monkeypatch.setattr(launches.Launch, "compile", fail_to_compile)
+    if type(error) is RuntimeError:
+        expected_class = SynthesizerError
+        expected_message = "set FAIRSEQ_SYNTH_KERNELS=0: a kernel failed: RuntimeError.'out of registers'.$"
+    else:
+        expected_class = type(error)
+        expected_message = "out of memory"
     for _ in range(2):
-        expected = (SynthesizerError, line) if type(error) is RuntimeError else (type(error), "out of memory")
-        with pytest.raises(expected[0], match=expected[1]):
-            kernels.compute(Logits([Bias(torch.randn(1, 2, 7, 7))]), torch.randn(3, 2, 7, 8), None, None)
-    assert len(tried) == 2
+        logits = Logits([Bias(torch.randn(1, 2, 7, 7))])
+        value = torch.randn(3, 2, 7, 8)
+        with pytest.raises(expected_class, match=expected_message):
+            kernels.compute(logits, value, None, None)
+    assert len(compiled_launches) == 2

@@ -13,16 +13,16 @@ from kernel_calls import (
     attend_by_kernels,
     attend_plainly,
     check_kernels,
+    choose_kernels,
     choose_lengths,
-    inputs_of_length,
     is_chosen,
     is_supported,
+    make_inputs,
     make_logits,
     make_padding,
     make_random_logits,
-    plan_short_sentences,
-    plan_with,
     run_attention,
+    set_number_of_programs,
 )
 
 from fairseq_synth.computations import kernels, plain
@@ -32,7 +32,7 @@ from fairseq_synth.positions import take_distances, take_window
 from fairseq_synth.synthesizers import register_synthesizer
 
 pytestmark = [
-    pytest.mark.usefixtures("on_device", "chosen", "kernels_are_on", "dirty_memory", "checked_memory"),
+    pytest.mark.usefixtures("on_device", "skip_unless_chosen", "kernels_are_on", "dirty_memory", "checked_memory"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
     pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
 ]
@@ -42,7 +42,7 @@ interpreted = pytest.mark.interpreted
 @pytest.fixture(params=[True, False], ids=["short", "long"])
 def is_short(request, monkeypatch):
     """Runs a test with the kernels for short sentences, and again with those for long ones. Returns which they are."""
-    plan_short_sentences(monkeypatch, request.param)
+    choose_kernels(monkeypatch, request.param)
     return request.param
 
 
@@ -52,32 +52,36 @@ def skip_unsupported(spec):
         pytest.skip("torch's fused attention")
 
 
-def skip_unless_chosen(spec, masks, all_lengths):
+def skip_unless_masks_are_chosen(spec, masks, is_complete_run):
     """Skips a test of functions under masks that only --kernels tests together; see `is_chosen`."""
     skip_unsupported(spec)
-    if not (all_lengths or is_chosen(spec, masks)):
+    if not (is_complete_run or is_chosen(spec, masks)):
         pytest.skip("these masks are tested with other functions: --kernels")
 
 
 @interpreted
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
-def test_short_sentences_equal_the_plain_computation(spec, masks, all_lengths, monkeypatch):
-    """In the output, and in the gradients of the input and of every parameter."""
-    skip_unless_chosen(spec, masks, all_lengths)
-    sentences = 3 if all_lengths or spec == MIXED else 2  # the third one is nothing but padding
-    lengths = choose_lengths([1, 7, 16, 33, 64], spec, masks) if all_lengths else [7]
+def test_short_sentences_equal_the_plain_computation(spec, masks, is_complete_run, monkeypatch):
+    """The output is equal, and so are the gradients of the input and of every parameter."""
+    skip_unless_masks_are_chosen(spec, masks, is_complete_run)
+    sentences = 2
+    if is_complete_run or spec == MIXED:
+        sentences = 3  # the third one is nothing but padding
+    lengths = [7]
+    if is_complete_run:
+        lengths = choose_lengths([1, 7, 16, 33, 64], spec, masks)
     for length in lengths:
-        plan_short_sentences(monkeypatch, True)
+        choose_kernels(monkeypatch, is_short=True)
         check_kernels(spec, length, masks, monkeypatch, sentences=sentences)
 
 
 @interpreted
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
-def test_long_sentences_equal_the_plain_computation(spec, masks, all_lengths, monkeypatch):
-    """With tiles that are so small that a few words have many of them, some of which are not full."""
-    skip_unless_chosen(spec, masks, all_lengths)
+def test_long_sentences_equal_the_plain_computation(spec, masks, is_complete_run, monkeypatch):
+    """The tiles are so small that a few words have many of them, some of which are not full."""
+    skip_unless_masks_are_chosen(spec, masks, is_complete_run)
     if spec == MIXED and masks in ("none", "left"):
         pytest.skip("five functions take the interpreter minutes; the paper mixes two")
 
@@ -88,11 +92,15 @@ def test_long_sentences_equal_the_plain_computation(spec, masks, all_lengths, mo
             return launches.Tile(32, 16, 4)
         return launches.Tile(16, 16, 4)
 
-    plan_short_sentences(monkeypatch, False)
+    choose_kernels(monkeypatch, is_short=False)
     monkeypatch.setattr(launches.Tile, "for_kernel", choose_small_tile)
-    lengths = choose_lengths([1, 7, 33, 65], spec, masks) if all_lengths else [20]
+    lengths = [20]
+    if is_complete_run:
+        lengths = choose_lengths([1, 7, 33, 65], spec, masks)
     for length in lengths:
-        sentences = 3 if all_lengths and length < 65 else 2
+        sentences = 2
+        if is_complete_run and length < 65:
+            sentences = 3
         check_kernels(spec, length, masks, monkeypatch, sentences=sentences)
 
 
@@ -102,10 +110,10 @@ def test_long_sentences_equal_the_plain_computation(spec, masks, all_lengths, mo
     [("random", 257, 130), ("random+vanilla", 130, 257), ("dense+vanilla", 130, 130)],
 )
 def test_sentences_of_many_tiles_equal_the_plain_computation(
-    spec, length_with_padding, length_with_causal_mask, all_lengths, monkeypatch
+    spec, length_with_padding, length_with_causal_mask, is_complete_run, monkeypatch
 ):
     """The tiles have the sizes that they have on a GPU. A sentence of 130 tokens has three in each direction."""
-    if not all_lengths:
+    if not is_complete_run:
         if spec != "random+vanilla":
             pytest.skip("takes half a minute: --kernels")
         for masks in ("padded", "causal"):
@@ -117,10 +125,13 @@ def test_sentences_of_many_tiles_equal_the_plain_computation(
 
 @interpreted
 @pytest.mark.parametrize("width", [1, 8, 40, 64, 72])
-def test_heads_of_any_width_equal_the_plain_computation(width, all_lengths, monkeypatch):
-    """In a mixture, and in functions alone. Of these, random has no other width than that of the values."""
+def test_heads_of_any_width_equal_the_plain_computation(width, is_complete_run, monkeypatch):
+    """Heads of a mixture are tested, and those of functions alone.
+
+    Of these, random has no other width than that of the values.
+    """
     mixture = "dense+vanilla" if width > 64 else MIXED
-    names = NAMES if all_lengths else ["random"]
+    names = NAMES if is_complete_run else ["random"]
     for spec in [mixture, *names]:
         if is_supported(spec):
             check_kernels(spec, 6, "padded", monkeypatch, width, sentences=2)
@@ -131,7 +142,7 @@ def test_heads_of_any_width_equal_the_plain_computation(width, all_lengths, monk
 def test_large_logits_equal_the_plain_computation(spec, monkeypatch):
     """R has a standard deviation of 50, so that all weights of a row but one are 0."""
     for is_short in (True, False):
-        plan_short_sentences(monkeypatch, is_short)
+        choose_kernels(monkeypatch, is_short)
         check_kernels(spec, 9, "padded", monkeypatch, std=50)
         check_kernels(spec, 9, "causal", monkeypatch, std=50)
 
@@ -142,7 +153,7 @@ def test_large_logits_equal_the_plain_computation(spec, monkeypatch):
 )
 def test_distances_above_the_largest_share_a_value(spec, length, is_short, monkeypatch):
     """The largest distance is 4 here. The gradient of the shared value is a sum of several diagonals."""
-    plan_with(monkeypatch, "PROGRAMS", 6)
+    set_number_of_programs(monkeypatch, 6)
     check_kernels(spec, length, "padded", monkeypatch, max_length=4)
     check_kernels(spec, length, "causal", monkeypatch, max_length=4)
 
@@ -150,15 +161,17 @@ def test_distances_above_the_largest_share_a_value(spec, length, is_short, monke
 @interpreted
 @pytest.mark.parametrize("columns", [slice(0, 5), slice(6, 11), slice(0, 11), slice(5, 6)], ids=str)
 def test_values_of_distances_may_be_a_part_of_a_larger_tensor(columns, is_short):
-    """Also a single value for all distances, whose gradient is the sum of all diagonals."""
+    """A single value may be that of all distances. Its gradient is the sum of all diagonals."""
     torch.manual_seed(0)
     values_of_distances = torch.randn(2, 11, requires_grad=True)
     value = torch.randn(2, 2, 9, 4)
     gradient = torch.randn(2, 2, 9, 4)
 
     def compute_gradient(attend):
-        diagonals = Diagonals(take_distances(values_of_distances[:, columns], inputs_of_length(9)))
-        return torch.autograd.grad(attend([diagonals], value), values_of_distances, gradient)[0]
+        diagonals = Diagonals(take_distances(values_of_distances[:, columns], make_inputs(9)))
+        out = attend([diagonals], value)
+        (gradient_of_values,) = torch.autograd.grad(out, values_of_distances, gradient)
+        return gradient_of_values
 
     expected = compute_gradient(attend_plainly)
     torch.testing.assert_close(compute_gradient(attend_by_kernels), expected, atol=1e-5, rtol=0)
@@ -173,7 +186,7 @@ def test_a_sum_without_weights_equals_the_plain_computation(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
 def test_half_precision_on_a_gpu_is_as_exact_as_the_plain_computation(spec, dtype, request, monkeypatch):
-    """With the usual width of a head, for short and for long sentences."""
+    """Heads have their usual width, and sentences are short and long."""
     if request.config.getoption("--device") == "cpu":
         pytest.skip("the interpreter is too slow, and it has no bf16")
     skip_unsupported(spec)
@@ -185,7 +198,7 @@ def test_half_precision_on_a_gpu_is_as_exact_as_the_plain_computation(spec, dtyp
 @interpreted
 @pytest.mark.parametrize("spec", ["random", MIXED])
 def test_half_precision_in_the_interpreter_is_as_exact_as_the_plain_computation(spec, is_short, request, monkeypatch):
-    """One function and one mixture. numpy, with which the interpreter computes, has no bf16."""
+    """One function and one mixture are tested. numpy, with which the interpreter computes, has no bf16."""
     if request.config.getoption("--device") != "cpu":
         pytest.skip("no interpreter")
     check_kernels(spec, 9, "padded", monkeypatch, dtype=torch.float16)
@@ -201,7 +214,8 @@ def test_the_weight_of_a_constant_has_no_gradient_but_rounding(kind, needs_other
     R = torch.randn(1, 2, 20, 20, dtype=torch.float16)
     weights = torch.full((1, 2), 0.5, dtype=torch.float16, requires_grad=True)
     four = torch.full((2, 2, 20, 4), 4, dtype=torch.float16)
-    sixty_four = {
+    # Each of these terms is 64 in every row and column.
+    constant_term = {
         "product": Product(four, four),
         "product with a shared key": Product(four, four[:1]),
         "outer product": Outer(2 * torch.cat([four, four, four], 3), 8),
@@ -212,9 +226,11 @@ def test_the_weight_of_a_constant_has_no_gradient_but_rounding(kind, needs_other
         for tensor in (query, R, four):
             tensor.requires_grad_()
     other_term = Bias(R) if kind == "product" else Product(query, key)
-    logits = make_logits(weights, Summand(sixty_four, weight=0), Summand(other_term))
+    logits = make_logits(weights, Summand(constant_term, weight=0), Summand(other_term))
     out = attend_by_kernels(logits, value + 8)
-    inputs = [weights, query, R, four] if needs_other_gradients else [weights]
+    inputs = [weights]
+    if needs_other_gradients:
+        inputs += [query, R, four]
     gradient_of_weights, *_ = torch.autograd.grad(out, inputs, gradient, allow_unused=True)
     assert gradient_of_weights.abs().max() < 0.1
 
@@ -222,7 +238,7 @@ def test_the_weight_of_a_constant_has_no_gradient_but_rounding(kind, needs_other
 @interpreted
 @pytest.mark.parametrize("spec", ["random+vanilla", MIXED])
 def test_a_batch_of_one_sentence_equals_the_plain_computation(spec, is_short, monkeypatch):
-    """The factors of its own have the size of factors that a batch shares."""
+    """The factors of the only sentence have the size of factors that a batch shares."""
     check_kernels(spec, 9, "none", monkeypatch, sentences=1)
 
 
@@ -230,7 +246,7 @@ def test_a_batch_of_one_sentence_equals_the_plain_computation(spec, is_short, mo
 @pytest.mark.parametrize("programs", [1, 3])
 def test_a_program_may_have_several_sentences(programs, is_short, monkeypatch):
     """The last program may have fewer than the others."""
-    plan_with(monkeypatch, "PROGRAMS", programs)
+    set_number_of_programs(monkeypatch, programs)
     check_kernels("random+dense", 5, "padded", monkeypatch)
     check_kernels(MIXED, 5, "causal", monkeypatch, sentences=5)
 
@@ -238,12 +254,15 @@ def test_a_program_may_have_several_sentences(programs, is_short, monkeypatch):
 @interpreted
 @pytest.mark.parametrize("length", [2, 9])
 def test_terms_that_the_kernels_cannot_read_where_they_are_are_copied(length, is_short):
+    """The gradients reach the tensors that the terms are made of."""
     logits, tensors = make_random_logits(sentences=3, heads=2, length=length)
     value = torch.randn(3, 2, length, 6, requires_grad=True)
     gradient = torch.randn(3, 6, length, 2).permute(0, 3, 2, 1)
     inputs = [value, *tensors]
-    gradients = torch.autograd.grad(attend_by_kernels(logits, value), inputs, gradient)
-    expected = torch.autograd.grad(attend_plainly(logits, value), inputs, gradient)
+    out = attend_by_kernels(logits, value)
+    gradients = torch.autograd.grad(out, inputs, gradient)
+    expected_out = attend_plainly(logits, value)
+    expected = torch.autograd.grad(expected_out, inputs, gradient)
     torch.testing.assert_close(gradients, expected, atol=1e-4, rtol=0)
 
 
@@ -254,7 +273,7 @@ def test_a_single_term_equals_the_plain_computation(spec, length, restore_regist
     """The kernels read its matrix, row or values as a whole. Beyond the maximum length of 6 they begin again."""
     register_synthesizer("columns")(Columns)
     for is_short in (True, False):
-        plan_short_sentences(monkeypatch, is_short)
+        choose_kernels(monkeypatch, is_short)
         check_kernels(spec, length, "padded", monkeypatch, max_length=6, beyond_length="tile")
 
 
@@ -263,17 +282,17 @@ def test_a_single_term_equals_the_plain_computation(spec, length, restore_regist
 def test_a_sentence_of_one_token_equals_the_plain_computation(spec, monkeypatch):
     """The stride of a single row says nothing about the parameter whose first row it is."""
     for is_short in (True, False):
-        plan_short_sentences(monkeypatch, is_short)
+        choose_kernels(monkeypatch, is_short)
         check_kernels(spec, 1, "none", monkeypatch, max_length=6)
 
 
 @interpreted
 @pytest.mark.parametrize("case", ["packed", "swapped", "the same twice", "without a gradient", "a hook", "retained"])
 def test_queries_keys_and_values_may_be_views_of_one_projection(case, is_short):
-    """As the layer makes them, and after what a function may do to them.
+    """The layer makes such views, and the kernels are right after anything that a function may do to them.
 
-    It may swap queries and keys, use the queries twice, stop their gradient, change the gradient of the keys by a hook,
-    and let the queries retain their gradient.
+    A function may swap queries and keys, use the queries twice, stop their gradient, change the gradient of the keys by
+    a hook, and let the queries retain their gradient.
     """
     packed = torch.randn(5, 3, 24, requires_grad=True)
     R = torch.randn(2, 7, 7, requires_grad=True)
@@ -281,32 +300,38 @@ def test_queries_keys_and_values_may_be_views_of_one_projection(case, is_short):
 
     def compute_output_and_gradients(attend):
         q, k, v = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in packed.split(8, dim=-1))
-        query, key = q, k
-        gradients_seen = []
+        query = q
+        key = k
+        gradients_of_parts = []  # of the keys from a hook, or of the queries that retain theirs
         if case == "swapped":
-            query, key = k, q
+            query = k
+            key = q
         elif case == "the same twice":
-            query, key = q, q
+            key = q
         elif case == "without a gradient":
             query = q.detach()
         elif case == "a hook":
 
             def record_and_stop(gradient):
-                gradients_seen.append(gradient)
+                gradients_of_parts.append(gradient)
                 return 0 * gradient
 
             k.register_hook(record_and_stop)
         elif case == "retained":
             q.retain_grad()
-        window = Bias(take_window(R, inputs_of_length(5)))
-        out = attend(make_logits(weights, Summand(Product(query, key), weight=1), Summand(window, weight=0)), v)
+        window = Bias(take_window(R, make_inputs(5)))
+        logits = make_logits(weights, Summand(Product(query, key), weight=1), Summand(window, weight=0))
+        out = attend(logits, v)
         gradient = torch.linspace(-1, 1, out.numel()).view_as(out)
         gradients = torch.autograd.grad(out, [packed, R, weights], gradient, retain_graph=True)
         if case == "retained":
             out.backward(gradient)
-            gradients_seen.append(q.grad)
-        assert len(gradients_seen) == (1 if case in ("a hook", "retained") else 0)
-        return [out, *gradients, *gradients_seen]
+            gradients_of_parts.append(q.grad)
+        if case in ("a hook", "retained"):
+            assert len(gradients_of_parts) == 1
+        else:
+            assert len(gradients_of_parts) == 0
+        return [out, *gradients, *gradients_of_parts]
 
     results = compute_output_and_gradients(attend_by_kernels)
     expected = compute_output_and_gradients(attend_plainly)
@@ -320,7 +345,8 @@ def test_dropout_equals_the_plain_computation_with_the_same_dropped_weights(is_s
     length = 20
     dropout = 0.4
     logits, tensors = make_random_logits(sentences=3, heads=2, length=length)
-    monkeypatch.setattr(torch, "randint", lambda *_, **kwargs: torch.tensor([1234567890123456789]))  # the kernels' seed
+    seed = torch.tensor([1234567890123456789])
+    monkeypatch.setattr(torch, "randint", lambda *_, **kwargs: seed)  # the kernels take their seed from it
 
     identity = torch.eye(length).expand(3, 2, length, length)
     weights = attend_by_kernels(logits, identity)
@@ -329,21 +355,24 @@ def test_dropout_equals_the_plain_computation_with_the_same_dropped_weights(is_s
     is_kept = factors > 0.5
     torch.testing.assert_close(factors, is_kept / (1 - dropout), atol=1e-3, rtol=0)
     assert abs(is_kept.float().mean() - (1 - dropout)) < 0.05
-    rows = is_kept.flatten(0, 2)  # of all sentences and heads: each has random numbers of its own
+    # Each row of each sentence and head has random numbers of its own.
+    rows = is_kept.flatten(0, 2)
     assert len(rows.unique(dim=0)) == len(rows)
 
     value = torch.randn(3, 2, length, 6, requires_grad=True)
     gradient = torch.randn(3, 2, length, 6)
     inputs = [value, *tensors]
-    gradients = torch.autograd.grad(attend_by_kernels(logits, value, dropout=dropout), inputs, gradient)
+    out = attend_by_kernels(logits, value, dropout=dropout)
+    gradients = torch.autograd.grad(out, inputs, gradient)
     monkeypatch.setattr(plain, "drop", lambda weights, *_: weights * is_kept / (1 - dropout))
-    expected = torch.autograd.grad(attend_plainly(logits, value, dropout=dropout), inputs, gradient)
+    expected_out = attend_plainly(logits, value, dropout=dropout)
+    expected = torch.autograd.grad(expected_out, inputs, gradient)
     torch.testing.assert_close(gradients, expected, atol=1e-4, rtol=0)
 
 
 @interpreted
 def test_calls_with_the_same_layout_have_one_plan(monkeypatch):
-    """Later batches of the same size, and other layers, take the plan of the first call. Other calls have their own."""
+    """Later batches of the same size, and other layers, take the plan of the first call. Other calls have others."""
     calls = [
         ("random+vanilla", 7, "padded"),
         ("random+vanilla", 7, "causal"),
@@ -376,24 +405,32 @@ class MixtureCall(NamedTuple):
         """Returns the output for real tokens, and the gradients of the sum of its squares that are needed."""
         torch.manual_seed(0)
         packed = torch.randn(self.length, self.sentences, 24, requires_grad=self.needs_projection_gradient)
-        shape = (2, 7) if self.has_diagonals else (2, 4, 4)
+        shape = (2, 4, 4)
+        if self.has_diagonals:
+            shape = (2, 7)  # values for the distances from -3 to 3
         R = torch.randn(shape, requires_grad=self.needs_matrix_gradient)
         weights = torch.randn(self.number_of_weights, 2, requires_grad=self.needs_weights_gradient)
         q, k, v = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in packed.split(8, dim=-1))
-        inputs = inputs_of_length(self.length)
-        matrix = Diagonals(take_distances(R, inputs)) if self.has_diagonals else Bias(take_window(R, inputs))
+        inputs = make_inputs(self.length)
+        if self.has_diagonals:
+            matrix = Diagonals(take_distances(R, inputs))
+        else:
+            matrix = Bias(take_window(R, inputs))
         logits = make_logits(
             weights,
             Summand(Product(q, k, self.scale), self.weight_of_product),
             Summand(matrix, self.weight_of_matrix),
         )
         if self.masks == "padded":
-            padding = padding_mask([self.length - 1] + [self.length] * (self.sentences - 1))
+            lengths = [self.length] * self.sentences
+            lengths[0] -= 1
+            padding = padding_mask(lengths)
             out = attend(logits, v, padding).masked_fill(padding[:, None, :, None], 0.0)
         else:
             out = attend(logits, v, is_causal=self.masks == "causal")
         needed = [tensor for tensor in (packed, R, weights) if tensor.requires_grad]
-        return [out, *torch.autograd.grad(out.square().sum(), needed)]
+        gradients = torch.autograd.grad(out.square().sum(), needed)
+        return [out, *gradients]
 
 
 @interpreted
@@ -416,8 +453,12 @@ class MixtureCall(NamedTuple):
     ],
 )
 def test_a_call_that_differs_in_one_property_does_not_take_the_plan_of_another(call):
-    MixtureCall().compute(attend_by_kernels)
-    torch.testing.assert_close(call.compute(attend_by_kernels), call.compute(attend_plainly), atol=1e-4, rtol=0)
+    """The plan of another call is there already, and would give other results."""
+    usual_call = MixtureCall()
+    usual_call.compute(attend_by_kernels)
+    results = call.compute(attend_by_kernels)
+    expected = call.compute(attend_plainly)
+    torch.testing.assert_close(results, expected, atol=1e-4, rtol=0)
 
 
 @interpreted
@@ -446,13 +487,15 @@ def test_a_repeated_forward_pass_of_activation_checkpointing_drops_the_same_weig
         out, _ = run(x)
         torch.manual_seed(2)
         out.square().sum().backward()
-        return [out, x.grad, *(parameter.grad for parameter in module.parameters())]
+        gradients_of_parameters = [parameter.grad for parameter in module.parameters()]
+        return [out, x.grad, *gradients_of_parameters]
 
     def run_with_checkpointing(x):
         return torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
 
+    results = compute_output_and_gradients(run_with_checkpointing)
     expected = compute_output_and_gradients(module)
-    torch.testing.assert_close(compute_output_and_gradients(run_with_checkpointing), expected)
+    torch.testing.assert_close(results, expected)
 
 
 @interpreted
@@ -467,7 +510,8 @@ def test_autocast_is_close_to_double_precision(spec, monkeypatch, request):
         results = run_attention(module, x, gradient, monkeypatch, attend_by_kernels, padding=padding)
     exact = run_attention(exact_module, x.double(), gradient.double(), monkeypatch, attend_plainly, padding=padding)
     for name, expected in exact.items():
-        assert name == "out" or results[name].dtype == torch.float32
+        if name != "out":
+            assert results[name].dtype == torch.float32
         torch.testing.assert_close(
             results[name].double(),
             expected,
@@ -479,7 +523,7 @@ def test_autocast_is_close_to_double_precision(spec, monkeypatch, request):
 
 @interpreted
 def test_parameters_that_are_not_trained_have_no_gradient(monkeypatch):
-    """And the others have the same one as before."""
+    """The others have the same gradient as before."""
     module = make_attention("random+dense+vanilla")
     x, gradient = torch.randn(2, 7, 3, 6)
     expected = run_attention(module, x, gradient, monkeypatch, attend_by_kernels)
@@ -495,15 +539,22 @@ def test_parameters_that_are_not_trained_have_no_gradient(monkeypatch):
 def test_only_the_first_rows_and_columns_of_a_parameter_are_read_in_the_parameter():
     """Any other part of it is copied, as its rows lie elsewhere in memory."""
     parameter = torch.randn(2, 6, 4)
-    for beginning in (parameter[None], parameter[None, :, :3], parameter[None, :, :1], parameter[None, :, :5, :2]):
+    beginnings = [
+        parameter[None],
+        parameter[None, :, :3],
+        parameter[None, :, :1],
+        parameter[None, :, :5, :2],
+    ]
+    for beginning in beginnings:
         assert tensors.find_or_copy(beginning, heads=2).tensor is parameter
-    for part in (
+    other_parts = [
         parameter[None, :, ::2],
         parameter[None, :, 1:4],
         parameter[None, :, :, ::2],
         parameter[None, :, :, 1:],
         parameter[None, :1],
-    ):
+    ]
+    for part in other_parts:
         copied = tensors.find_or_copy(part, heads=part.size(1))
         assert copied.tensor is not parameter
         torch.testing.assert_close(copied.tensor, part[0])
@@ -511,15 +562,18 @@ def test_only_the_first_rows_and_columns_of_a_parameter_are_read_in_the_paramete
 
 def test_factors_of_a_matrix_may_be_the_first_columns_of_larger_parameters():
     """The other columns of the parameters are no part of the product."""
+    # views of a tensor that is no parameter (H, rows, columns)
     query, key = torch.randn(2, 2, 6, 4)[:, None, :, :5, :3].unbind()
     parameter = torch.randn(2, 6, 4)
-    for factors in ((query, key), (parameter[None, :, :5, :3], key), (parameter[None, :, :5, :3],) * 2):
-        matrix = tensors.multiply_parameters(Product(*factors), heads=2, length=5)
-        torch.testing.assert_close(matrix.tensor[:, :5, :5], (factors[0] @ factors[1].mT)[0])
+    first_columns = parameter[None, :, :5, :3]
+    for product in (Product(query, key), Product(first_columns, key), Product(first_columns, first_columns)):
+        matrix = tensors.multiply_parameters(product, heads=2, length=5)
+        expected = product.query @ product.key.mT
+        torch.testing.assert_close(matrix.tensor[:, :5, :5], expected[0])
 
 
 def test_queries_of_one_sentence_or_head_are_copied_for_all():
-    """Even if they are a part of a projection that has the queries of all sentences and heads."""
+    """They are copied even if they are a part of a projection that has the queries of all sentences and heads."""
     projection = torch.randn(5, 3, 24)
     query, key, value = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in projection.split(8, dim=-1))
     assert tensors.pack([query, key, value]) is projection
