@@ -32,6 +32,7 @@ def assert_results_equal(results, expected, atol=1e-12):
     for name, expected_result in expected.items():
 
         def begin_with_name(message, name=name):
+            """Returns torch's error message behind the name of the result."""
             return f"{name}: {message}"
 
         torch.testing.assert_close(results[name], expected_result, atol=atol, rtol=0, msg=begin_with_name)
@@ -200,6 +201,7 @@ def test_logits_of_any_shape_equal_the_plain_computation(shared, causal):
     torch.manual_seed(3)
 
     def make_tensor(place, rows=LENGTH, columns=4):
+        """Returns random numbers (1 or SENTENCES, HEADS, rows, columns) for a place of a product, LEFT or RIGHT."""
         sentences = 1 if place in shared else SENTENCES
         return torch.randn(sentences, HEADS, rows, columns, dtype=torch.float64, requires_grad=True)
 
@@ -601,6 +603,7 @@ def test_an_error_in_a_thread_reaches_the_caller(restore_threads):
     """The error is raised where the result is asked for, and torch has its number of threads again."""
 
     def fail(item):
+        """Takes the place of a computation that ends with an error."""
         raise ValueError(f"item {item}")
 
     torch.set_num_threads(2)
