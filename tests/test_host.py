@@ -505,9 +505,8 @@ def test_repairs_are_logged_and_can_be_switched_off():
     """Two repairs are switched off by their names. Each of the others is logged once."""
     switched_off = "keep_last_batch, write_checkpoints_atomically"
     code = textwrap.dedent("""
-        import fairseq.file_io
-        import logging
         import fairseq_synth
+        import fairseq.file_io
         from fairseq_synth.host import repairs
 
         fairseq_synth.register()
@@ -530,8 +529,8 @@ def test_all_repairs_can_be_switched_off():
     """Only safe loading stays: no checkpoint is unpickled without a check."""
     code = textwrap.dedent("""
         import sys
-        import fairseq.checkpoint_utils
         import fairseq_synth
+        import fairseq.checkpoint_utils
         from fairseq_synth.host import repairs
 
         fairseq_synth.register()
