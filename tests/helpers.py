@@ -71,9 +71,8 @@ KINDS = {
 }
 # For each kind of model: its stacks of layers, which begin the names of its flags (--encoder-synthesizer).
 SIDES = {"translation": ("encoder", "decoder"), "language_model": ("decoder",), "encoder": ("encoder",)}
-TEST_SENTENCES = (
-    21  # the size of the test set of the fixture `data`; not a multiple of 8, of which fairseq makes batches
-)
+# The size of the test set of the fixture `data`. It is not a multiple of 8, of which fairseq makes batches.
+TEST_SENTENCES = 21
 # The commands that start a worker process to load data, which `run_cli` prevents: from the second call in one process
 # on, ending such a worker takes 5 seconds.
 READERS = (generate.cli_main, interactive.cli_main, validate.cli_main, eval_lm.cli_main)
@@ -81,7 +80,8 @@ READERS = (generate.cli_main, interactive.cli_main, validate.cli_main, eval_lm.c
 # function with the next one, every mixture that has an architecture, and one mixture of three functions. A new function
 # is covered as soon as it is registered.
 NAMES = list(SYNTHESIZERS)
-SPECS = [*NAMES, *(f"{a}+{b}" for a, b in zip(NAMES, NAMES[1:])), "random+dense+vanilla"]
+MIXTURES_OF_TWO = [f"{name}+{next_name}" for name, next_name in zip(NAMES, NAMES[1:])]
+SPECS = [*NAMES, *MIXTURES_OF_TWO, "random+dense+vanilla"]
 SPECS += [spec for spec in VARIANTS if spec not in SPECS]
 
 
@@ -91,6 +91,7 @@ class Distance(Synthesizer):
     has_max_length = False
 
     def forward(self, inputs):
+        """Returns the logits as one term (1, 1, T, S)."""
         query_positions = torch.arange(inputs.start, inputs.start + inputs.x.size(0))
         key_positions = torch.arange(inputs.src_len)
         distances = (query_positions[:, None] - key_positions[None, :]).abs().float()  # (T, S)
@@ -105,17 +106,19 @@ class Columns(Synthesizer):
         self.c = torch.nn.Parameter(torch.empty(num_heads, max_length))
 
     def reset_parameters(self):
+        """Draws c from the standard normal distribution."""
         torch.nn.init.normal_(self.c)
 
     def forward(self, inputs):
+        """Returns the logits as one term, with a row for all queries."""
         return [Bias(take_column_bias(self.c, inputs))]
 
 
 def make_dictionary(words: int = 40) -> Dictionary:
-    """Returns a dictionary of fairseq with the words w0, w1, ... from index 4 on."""
+    """Returns a dictionary of fairseq with the words w0, w1, ... from index 4 on. `words` is their number."""
     dictionary = Dictionary()
-    for i in range(words):
-        dictionary.add_symbol(f"w{i}")
+    for number in range(words):
+        dictionary.add_symbol(f"w{number}")
     return dictionary
 
 
@@ -126,7 +129,8 @@ def future_mask(length, dtype=torch.float32):
 
 def padding_mask(lengths):
     """Returns a mask (B, S) for sentences of these lengths, which is True where a sentence has ended."""
-    return torch.arange(max(lengths))[None] >= torch.tensor(lengths)[:, None]
+    positions = torch.arange(max(lengths))
+    return positions[None, :] >= torch.tensor(lengths)[:, None]
 
 
 def make_attention(
@@ -190,7 +194,12 @@ def run_attention(module, x, gradient, monkeypatch, *, padding=None, is_causal=F
 
 
 def make_task(words=40, tokens_per_sample=24):
-    """Returns an object that stands in for fairseq's task when a model is built: dictionaries and the longest row."""
+    """Returns an object that stands in for fairseq's task when a model is built.
+
+    Args:
+        words: the number of words in its dictionaries.
+        tokens_per_sample: the longest sentence or block of text.
+    """
     dictionary = make_dictionary(words)
     return SimpleNamespace(
         source_dictionary=dictionary,
@@ -308,7 +317,8 @@ def run_cli(main, *argv, stdin=None, form=None):
     """
     if main in READERS:
         argv = (*argv, "--num-workers", "0")
-    out, log = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    log = io.StringIO()
     handler = logging.StreamHandler(log)
     handler.setFormatter(logging.Formatter(form))
     root = logging.getLogger()
@@ -336,7 +346,8 @@ def get_error_line(main, *argv, stdin=None):
     with pytest.raises(BaseException) as error:
         run_cli(main, *argv, stdin=stdin)
     line = explain(error.value)
-    assert line and "\n" not in line, repr(error.value)
+    assert line, repr(error.value)
+    assert "\n" not in line, repr(error.value)
     return line
 
 
@@ -379,9 +390,10 @@ def make_data(folder):
     for split, sentences in [("train", 300), ("valid", 13), ("test", TEST_SENTENCES)]:
         make_text(folder / split, sentences)
     make_text(folder / "long", 3, shortest=30, longest=30)
-    argv = ["-s", "en", "-t", "de", "--joined-dictionary", "--trainpref", folder / "train"]
-    argv += ["--validpref", folder / "valid", "--testpref", f"{folder}/test,{folder}/long"]
-    run_cli(preprocess.cli_main, *argv, "--destdir", folder / "bin")
+    flags = ["-s", "en", "-t", "de", "--joined-dictionary"]
+    texts = ["--trainpref", folder / "train", "--validpref", folder / "valid"]
+    texts += ["--testpref", f"{folder}/test,{folder}/long"]
+    run_cli(preprocess.cli_main, *flags, *texts, "--destdir", folder / "bin")
     return folder
 
 
@@ -397,7 +409,8 @@ def train_model(data, save, *flags, arch="transformer_synth_random_vanilla_multi
         main: the function of the command; tests can pass a changed one.
     """
     argv = [data / "bin", *USER_DIR, "--arch", arch, *small, *RECIPE, "--save-dir", save, *flags]
-    return run_cli(main, *argv)[1]
+    _printed, log = run_cli(main, *argv)
+    return log
 
 
 def read_losses(log):
@@ -420,7 +433,10 @@ def run_script(name, *argv, env=None, **kwargs):
         kwargs: the other arguments of subprocess.run.
     """
     command = [ROOT / "scripts" / name, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, **kwargs)
+    environment = dict(os.environ)
+    if env is not None:
+        environment.update(env)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, **kwargs)
 
 
 def assert_refused(function, *argv, part):
@@ -441,8 +457,14 @@ def assert_refused(function, *argv, part):
 
 
 def flag_value(line, name):
-    """Returns the value of a flag in a printed command: the last one if the flag occurs twice, as argparse does."""
-    return re.findall(rf" {name} (\S+)", line)[-1]
+    """Returns the value of a flag in a printed command: the last one if the flag occurs twice, as argparse does.
+
+    Args:
+        line: the printed command.
+        name: the name of the flag, such as "--seed".
+    """
+    values = re.findall(rf" {name} (\S+)", line)
+    return values[-1]
 
 
 def wait_for(condition, seconds=120):
@@ -506,7 +528,8 @@ def run_programs_in_process():
         except SynthesizerError:
             return steps.run(argv, log, watch)  # fails again, with the error line that users see
         steps.show(argv)
-        with open(log, "a" if watch else "w") as file:
+        mode = "a" if watch else "w"
+        with open(log, mode) as file:
             file.write(printed + logged)
 
     run_in_shell = steps.shell

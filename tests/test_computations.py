@@ -29,15 +29,20 @@ def small_tiles(monkeypatch):
 def assert_results_equal(results, expected, atol=1e-12):
     """Checks that two results of `run_attention` are equal up to rounding."""
     assert results.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(
-            results[name], expected[name], atol=atol, rtol=0, msg=lambda message, name=name: f"{name}: {message}"
-        )
+    for name, expected_result in expected.items():
+
+        def begin_with_name(message, name=name):
+            """Returns torch's error message behind the name of the result."""
+            return f"{name}: {message}"
+
+        torch.testing.assert_close(results[name], expected_result, atol=atol, rtol=0, msg=begin_with_name)
 
 
 def has_inner_product(spec):
     """Returns whether a function of a spec has logits that are inner products, which the fused computation needs."""
-    return bool(set(spec.split("+")) & {"vanilla", "dense", "factorized_random"})
+    functions = set(spec.split("+"))
+    functions_with_inner_product = {"vanilla", "dense", "factorized_random"}
+    return not functions.isdisjoint(functions_with_inner_product)
 
 
 @pytest.mark.parametrize("dtype, atol", [(torch.float64, 1e-12), (torch.float32, 5e-5)])
@@ -45,7 +50,7 @@ def has_inner_product(spec):
 @pytest.mark.parametrize("lengths", [[9] * 3, LENGTHS, [9]], ids=["full", "padded", "one"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_each_computation_equals_the_plain_one(spec, lengths, causal, dtype, atol, monkeypatch):
-    """The output, and the gradients of the input and of every parameter."""
+    """The output, and the gradients of the input and of every parameter, are those of the plain computation."""
     torch.manual_seed(1)
     module = make_attention(spec).to(dtype)
     x, gradient = torch.randn(2, 9, len(lengths), 6, dtype=dtype)
@@ -76,7 +81,10 @@ def test_each_computation_equals_the_plain_one(spec, lengths, causal, dtype, ato
 def test_errors_with_large_logits_are_at_most_twice_those_of_the_plain_computation(
     spec, dtype, std, causal, computation, monkeypatch
 ):
-    """And there is no NaN where the plain computation has none. Errors are differences to double precision."""
+    """A result also has no NaN where the plain computation has none. Errors are differences to double precision.
+
+    `computation` is None for the computation that is chosen for the batch.
+    """
     if computation is fused and not has_inner_product(spec):
         pytest.skip("no inner product")
     torch.manual_seed(2)
@@ -89,31 +97,38 @@ def test_errors_with_large_logits_are_at_most_twice_those_of_the_plain_computati
     x, gradient = torch.randn(2, 9, 6, 6).to(dtype)
     masks = {"padding": padding_mask(LENGTHS), "is_causal": causal}
 
-    attend = computations.attend if computation is None else computation.compute  # None: the one that is chosen
+    attend = computations.attend if computation is None else computation.compute
     results = run_attention(module, x, gradient, monkeypatch, **masks, attend=attend)
     plain_results = run_attention(module, x, gradient, monkeypatch, **masks, attend=plain.compute)
     module.double()
-    exact = run_attention(module, x.double(), gradient.double(), monkeypatch, **masks, attend=plain.compute)
+    exact_results = run_attention(module, x.double(), gradient.double(), monkeypatch, **masks, attend=plain.compute)
 
-    for name in exact:
-        assert torch.isfinite(results[name]).all() or not torch.isfinite(plain_results[name]).all(), name
-        takes_bias_in_half_precision = computation is fused or x.is_cuda
-        if takes_bias_in_half_precision and dtype != torch.float32:
-            continue
-        error = (results[name].double() - exact[name]).abs().max()
-        plain_error = (plain_results[name].double() - exact[name]).abs().max()
-        assert error <= 2 * plain_error + allowed_rounding(name, exact, dtype, std), name
+    takes_bias_in_half_precision = (computation is fused or x.is_cuda) and dtype != torch.float32
+    for name, exact_result in exact_results.items():
+        plain_result_is_finite = torch.isfinite(plain_results[name]).all()
+        if plain_result_is_finite:
+            assert torch.isfinite(results[name]).all(), name
+        if not takes_bias_in_half_precision:
+            error = (results[name].double() - exact_result).abs().max()
+            plain_error = (plain_results[name].double() - exact_result).abs().max()
+            assert error <= 2 * plain_error + compute_allowed_rounding(name, exact_results, dtype, std), name
 
 
-def allowed_rounding(name, exact, dtype, std):
+def compute_allowed_rounding(name, exact_results, dtype, std):
     """Returns by how much a result may differ even if the plain computation has no error: a few roundings.
 
     The gradient of the bias of the keys is nothing but rounding, and so is measured by the largest of all results. The
     gradient of alpha sums products with R and with W2, which cancel: in fp32 both errors are a few roundings of these
     products, which grow with the standard deviation of R.
+
+    Args:
+        name: the name of the result.
+        exact_results: the results of `run_attention` in double precision.
+        dtype: the type in which the result has been computed.
+        std: the standard deviation of R.
     """
-    names = list(exact) if name == "k_proj.bias" else [name]
-    scale = max(exact[other].abs().max() for other in names)
+    names = list(exact_results) if name == "k_proj.bias" else [name]
+    scale = max(exact_results[scale_name].abs().max() for scale_name in names)
     factor = max(std, 2) if dtype == torch.float32 else 1
     return 4 * torch.finfo(dtype).eps * scale * factor
 
@@ -123,6 +138,10 @@ HEADS = 2
 LENGTH = 9
 WIDTH = 5
 
+# the places of the two tensors of a product
+LEFT = 0
+RIGHT = 1
+
 
 class Summand(NamedTuple):
     """A part of some logits: terms, and the number of the weight by which they are multiplied."""
@@ -131,26 +150,68 @@ class Summand(NamedTuple):
     weight: int | None = None  # None: they have no weight
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("shared", [(), (0,), (1,), (0, 1)], ids=str)
-def test_logits_of_any_shape_equal_the_plain_computation(shared, causal):
-    """Logits that no function of the paper has: shared summands in every place, one row for all, views of a matrix.
+def check_logits(summands, causal):
+    """Checks that the computations of softmax(S) V have the output and the gradients of the plain computation.
 
-    `shared` says which of the two tensors of a product, the left (0) or the right one (1), all sentences share.
+    Also checks that the computations write into none of the tensors.
+
+    Args:
+        summands: the `Summand`s whose sum is S.
+        causal: whether a causal mask is given.
+    """
+    weights = torch.rand(2, HEADS, dtype=torch.float64, requires_grad=True)
+    logits = Logits()
+    for summand in summands:
+        weight = None
+        if summand.weight is not None:
+            weight = weights[summand.weight].view(1, HEADS, 1, 1)
+        logits.add_terms(summand.terms, weight)
+    tensors = []
+    for term in logits.terms():
+        tensors += [field for field in term if isinstance(field, torch.Tensor)]
+    copies = [tensor.detach().clone() for tensor in tensors]
+    value = torch.randn(SENTENCES, HEADS, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    gradient = torch.randn(LENGTH * SENTENCES, HEADS * WIDTH, dtype=torch.float64)
+    attn_mask = causal_mask(value) if causal else None
+    tensors_by_id = {id(tensor): tensor for tensor in [value, *tensors]}
+    distinct_tensors = list(tensors_by_id.values())
+
+    def compute(computation):
+        """Returns the output of a computation and the gradient of each tensor, 0 for a tensor that it does not read."""
+        out = computation.compute(logits, value, None, attn_mask)
+        gradients = torch.autograd.grad(out, distinct_tensors, gradient, allow_unused=True, materialize_grads=True)
+        return [out, *gradients]
+
+    expected = compute(plain)
+    torch.testing.assert_close(compute(tiled), expected, atol=1e-12, rtol=0)
+    if logits.products:
+        torch.testing.assert_close(compute(fused), expected, atol=1e-12, rtol=0)
+    for tensor, copy in zip(tensors, copies):
+        assert torch.equal(tensor, copy)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shared", [(), (LEFT,), (RIGHT,), (LEFT, RIGHT)], ids=str)
+def test_logits_of_any_shape_equal_the_plain_computation(shared, causal):
+    """The logits are such as no function of the paper has.
+
+    Summands are shared in every place, a summand has one row for all queries, and summands are views of one matrix.
+    `shared` names the places of a product whose tensor all sentences share.
     """
     torch.manual_seed(3)
 
     def make_tensor(place, rows=LENGTH, columns=4):
+        """Returns random numbers (1 or SENTENCES, HEADS, rows, columns) for a place of a product, LEFT or RIGHT."""
         sentences = 1 if place in shared else SENTENCES
         return torch.randn(sentences, HEADS, rows, columns, dtype=torch.float64, requires_grad=True)
 
-    product = Summand([Product(make_tensor(0), make_tensor(1))], weight=0)
-    outer = Summand([Outer(make_tensor(0, columns=7), left_size=2)], weight=1)
-    narrow_product = Product(make_tensor(0, columns=3), make_tensor(1, columns=3))
-    product_and_row = Summand([narrow_product, Bias(make_tensor(0, rows=1, columns=LENGTH))])
-    scaled_product = Summand([Product(make_tensor(0), make_tensor(1), 0.5)], weight=1)
-    matrix = Summand([Bias(make_tensor(1, columns=LENGTH))])
-    row = Summand([Bias(make_tensor(0, rows=1, columns=LENGTH))], weight=0)
+    product = Summand([Product(make_tensor(LEFT), make_tensor(RIGHT))], weight=0)
+    outer = Summand([Outer(make_tensor(LEFT, columns=7), left_size=2)], weight=1)
+    narrow_product = Product(make_tensor(LEFT, columns=3), make_tensor(RIGHT, columns=3))
+    product_and_row = Summand([narrow_product, Bias(make_tensor(LEFT, rows=1, columns=LENGTH))])
+    scaled_product = Summand([Product(make_tensor(LEFT), make_tensor(RIGHT), 0.5)], weight=1)
+    matrix = Summand([Bias(make_tensor(RIGHT, columns=LENGTH))])
+    row = Summand([Bias(make_tensor(LEFT, rows=1, columns=LENGTH))], weight=0)
     biases = [matrix, row]
     row_of_all_heads = Summand([Bias(torch.randn(1, 1, 1, LENGTH, dtype=torch.float64, requires_grad=True))])
 
@@ -159,10 +220,10 @@ def test_logits_of_any_shape_equal_the_plain_computation(shared, causal):
     later_rows = Summand([Bias(R[:, :, 2 : 2 + LENGTH, :LENGTH])])
     views = [first_rows, later_rows]
 
-    column = make_tensor(0)[:, :1, :, :1]
+    column = make_tensor(LEFT)[:, :1, :, :1]
     matrix_for_all_heads = Summand([Bias(column.expand(-1, -1, -1, LENGTH))])
-    row_for_all_heads = Summand([Bias(make_tensor(1, rows=1, columns=LENGTH)[:, :1])])
-    product_for_all_heads = Summand([Product(make_tensor(0)[:, :1], make_tensor(1)[:, :1])])
+    row_for_all_heads = Summand([Bias(make_tensor(RIGHT, rows=1, columns=LENGTH)[:, :1])])
+    product_for_all_heads = Summand([Product(make_tensor(LEFT)[:, :1], make_tensor(RIGHT)[:, :1])])
 
     check_logits([matrix_for_all_heads, row_for_all_heads], causal)
     check_logits([matrix_for_all_heads], causal)
@@ -180,14 +241,17 @@ def test_logits_of_any_shape_equal_the_plain_computation(shared, causal):
 
 
 def test_nothing_is_computed_of_factors_that_no_column_reaches():
-    """There may be many. Here 5 columns reach 2 of 4 left factors and 3 right ones."""
+    """There may be many such factors. Here 5 columns reach 2 of 4 left factors and 3 right ones."""
     logits = Logits([Outer(torch.randn(2, 3, 9, 7), left_size=4)]).normal_form(5)
     assert logits.left.shape == (2, 3, 9, 2)
     assert logits.right.shape == (2, 3, 9, 3)
 
 
 def test_the_smaller_factor_of_a_product_takes_its_weight():
-    """Here it is the key, which all sentences share. A copy of the queries would be as large as the layer's input."""
+    """Here the smaller factor is the key, which all sentences share.
+
+    A copy of the queries would be as large as the layer's input.
+    """
     queries = torch.randn(3, 2, 9, 5)
     key = torch.randn(1, 2, 9, 5)
     weight = torch.rand(1, 2, 1, 1)
@@ -204,8 +268,8 @@ def test_a_weight_in_single_precision_leaves_factors_in_half_precision():
     query, key = torch.randn(2, 3, 2, 9, 5).half()
     shared_key = key[:1]
     weight = torch.rand(1, 2, 1, 1)
-    for some_key in (key, shared_key):
-        left, right = apply_scale_and_weight(query, some_key, scale=1.0, weight=weight)
+    for right_factor in (key, shared_key):
+        left, right = apply_scale_and_weight(query, right_factor, scale=1.0, weight=weight)
         assert left.dtype == torch.half
         assert right.dtype == torch.half
     assert Logits([Bias(query, weight)]).total(5).dtype == torch.half
@@ -213,24 +277,25 @@ def test_a_weight_in_single_precision_leaves_factors_in_half_precision():
 
 @pytest.mark.parametrize("number_of_terms", [1, 2, 3, 4])
 def test_torchs_fused_attention_gets_tensors_of_the_type_of_the_values(number_of_terms, monkeypatch):
-    """As it must on a GPU, also if weights are in fp32."""
+    """A GPU needs tensors of one type. Here the weights of the terms are in fp32, and all else is in fp16."""
     query, key, value = torch.randn(3, 3, 2, 9, 5).half()
     scaled_dot_product_attention = mock.Mock(return_value=value)
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", scaled_dot_product_attention)
     matrix = Bias(torch.randn(1, 2, 9, 9).half())
     row = Bias(torch.randn(1, 2, 1, 9).half())
     terms = [Product(query, key), row, matrix, matrix][:number_of_terms]
-    logits = Logits([term._replace(weight=torch.rand(1, 2, 1, 1)) for term in terms])
+    weighted_terms = [term._replace(weight=torch.rand(1, 2, 1, 1)) for term in terms]
+    logits = Logits(weighted_terms)
     fused.compute(logits, value, padding_mask([9, 7, 4]), None)
     (call,) = scaled_dot_product_attention.call_args_list
-    given_query, given_key, _ = call.args
-    assert given_query.dtype == torch.half
-    assert given_key.dtype == torch.half
+    fused_query, fused_key, _value = call.args
+    assert fused_query.dtype == torch.half
+    assert fused_key.dtype == torch.half
     assert call.kwargs["attn_mask"].dtype == torch.half
 
 
 def test_a_sum_of_logits_is_in_single_precision_at_least():
-    """A single summand keeps its type."""
+    """Only a single summand keeps its type."""
     bias = Bias(torch.randn(1, 2, 6, 5).half())
     assert Logits([bias]).total(5).dtype == torch.float16
     assert Logits([bias, bias]).total(5).dtype == torch.float32
@@ -243,38 +308,6 @@ def test_a_summand_with_one_row_for_all_may_come_first(sentences):
     bias = torch.randn(1, 2, 6, 5).expand(sentences, -1, -1, -1)
     logits = Logits([Product(query, key), Bias(bias)]).total(5)
     torch.testing.assert_close(logits, query @ key.transpose(2, 3) + bias)
-
-
-def check_logits(summands, causal):
-    """Checks that the computations of softmax(S) V have the output and gradients of the plain one, for S the summands.
-
-    And that they write into none of the tensors.
-    """
-    weights = torch.rand(2, HEADS, dtype=torch.float64, requires_grad=True)
-    logits = Logits()
-    for summand in summands:
-        weight = None if summand.weight is None else weights[summand.weight].view(1, HEADS, 1, 1)
-        logits.add_terms(summand.terms, weight)
-    tensors = []
-    for term in logits.terms():
-        tensors += [field for field in term if isinstance(field, torch.Tensor)]
-    copies = [tensor.detach().clone() for tensor in tensors]
-    value = torch.randn(SENTENCES, HEADS, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
-    gradient = torch.randn(LENGTH * SENTENCES, HEADS * WIDTH, dtype=torch.float64)
-    distinct_tensors = list({id(tensor): tensor for tensor in [value, *tensors]}.values())
-
-    def compute(computation):
-        """Returns the output of a computation and the gradient of each tensor, 0 for a tensor that it does not read."""
-        out = computation.compute(logits, value, None, causal_mask(value) if causal else None)
-        gradients = torch.autograd.grad(out, distinct_tensors, gradient, allow_unused=True, materialize_grads=True)
-        return [out, *gradients]
-
-    expected = compute(plain)
-    torch.testing.assert_close(compute(tiled), expected, atol=1e-12, rtol=0)
-    if logits.products:
-        torch.testing.assert_close(compute(fused), expected, atol=1e-12, rtol=0)
-    for tensor, copy in zip(tensors, copies):
-        assert torch.equal(tensor, copy)
 
 
 MIXED = "random+fixed_random+dense+vanilla"
@@ -304,33 +337,46 @@ def test_a_frozen_parameter_has_no_gradient_and_the_others_have_theirs(spec, fro
     assert_results_equal(results, expected)
 
 
-# What a CPU chooses: (functions, number of sentences, name of the computation).
+class Choice(NamedTuple):
+    """The computation that a CPU chooses for a batch."""
+
+    spec: str  # the functions of the attention
+    sentences: int  # their number in the batch
+    expected: str  # the name of the computation
+
+
 CHOICES = [
-    ("random", 3, "tiled"),
-    ("fixed_random", 3, "tiled"),
-    ("factorized_random", 3, "tiled"),
-    ("random+factorized_random", 3, "tiled"),
-    ("vanilla", 3, "fused"),
-    ("vanilla", 1, "fused"),
-    ("factorized_random+vanilla", 3, "tiled"),
-    ("random", 1, "tiled"),
-    ("dense", 3, "tiled"),
-    ("factorized_dense", 3, "tiled"),
-    ("random+vanilla", 3, "tiled"),
-    ("dense+vanilla", 3, "tiled"),
+    Choice("random", 3, "tiled"),
+    Choice("fixed_random", 3, "tiled"),
+    Choice("factorized_random", 3, "tiled"),
+    Choice("random+factorized_random", 3, "tiled"),
+    Choice("vanilla", 3, "fused"),
+    Choice("vanilla", 1, "fused"),
+    Choice("factorized_random+vanilla", 3, "tiled"),
+    Choice("random", 1, "tiled"),
+    Choice("dense", 3, "tiled"),
+    Choice("factorized_dense", 3, "tiled"),
+    Choice("random+vanilla", 3, "tiled"),
+    Choice("dense+vanilla", 3, "tiled"),
 ]
-
-
-CHOICES_FOR_SEVERAL_SENTENCES = [(spec, sentences, name) for spec, sentences, name in CHOICES if sentences > 1]
+CHOICES_FOR_SEVERAL_SENTENCES = [choice for choice in CHOICES if choice.sentences > 1]
 
 
 def find_computation(
     spec, monkeypatch, sentences=3, training=True, dropout=0.0, attn_mask=None, padding=None, need_weights=False
 ):
-    """Returns the name of the computation that is chosen for a batch, such as "tiled".
+    """Returns the name of the computation that is chosen for a batch of sentences of 9 words, such as "tiled".
 
-    `attn_mask` may be "causal". If weights are needed, no computation is chosen: they are those of the definition,
-    "plain".
+    Args:
+        spec: the functions of the attention.
+        monkeypatch: pytest's fixture.
+        sentences: the number of sentences.
+        training: whether the attention is in training mode.
+        dropout: the probability of dropout on the attention weights.
+        attn_mask: the attention mask, None, or "causal" for a causal mask.
+        padding: the padding mask (B, T), or None.
+        need_weights: whether the attention has to return its weights. If so, no computation is chosen: the weights are
+            those of the definition, "plain".
     """
     module = make_attention(spec, dropout=dropout).train(training)
     x = torch.randn(9, sentences, 6)
@@ -343,18 +389,18 @@ def find_computation(
             mocks[name] = mock.Mock(side_effect=computation.compute)
             patch.setattr(computation, "compute", mocks[name])
         module(x, x, x, attn_mask=attn_mask, key_padding_mask=padding, need_weights=need_weights)
-    called = [name for name, compute in mocks.items() if compute.called]
+    names_of_called = [name for name, compute_mock in mocks.items() if compute_mock.called]
     if need_weights:
-        assert called == []
+        assert names_of_called == []
         return "plain"
-    (name,) = called
-    mocks[name].assert_called_once()
-    return name
+    (chosen_name,) = names_of_called
+    mocks[chosen_name].assert_called_once()
+    return chosen_name
 
 
 @pytest.fixture
 def on_cpu_alone(request):
-    """Skips a test of what a CPU chooses on other devices."""
+    """Skips a test on devices other than a CPU, because it is about the choice that is made on a CPU."""
     if request.config.getoption("--device") != "cpu":
         pytest.skip("what a CPU chooses")
 
@@ -374,7 +420,7 @@ def test_weights_are_computed_plainly(spec, sentences, expected, monkeypatch, on
 
 @pytest.mark.parametrize("spec, sentences, expected", CHOICES)
 def test_a_cpu_does_not_compute_dropout_by_tiles(spec, sentences, expected, monkeypatch, on_cpu_alone):
-    """In evaluation there is no dropout."""
+    """There is no dropout in evaluation, so the choice is as usual there."""
     assert find_computation(spec, monkeypatch, sentences, training=False, dropout=0.1) == expected
     with_dropout = "fused" if expected == "fused" else "plain"
     assert find_computation(spec, monkeypatch, sentences, dropout=0.1) == with_dropout
@@ -382,7 +428,7 @@ def test_a_cpu_does_not_compute_dropout_by_tiles(spec, sentences, expected, monk
 
 @pytest.mark.parametrize("spec, sentences, expected", CHOICES)
 def test_masks_of_numbers_are_computed_plainly(spec, sentences, expected, monkeypatch, on_cpu_alone):
-    """Their values are not read, so one that happens to be causal is not noticed."""
+    """The numbers of a mask are not read, so a mask that happens to be causal is not noticed."""
     trained_mask = future_mask(9).requires_grad_()
     for mask in (future_mask(9), future_mask(9).t(), trained_mask, torch.zeros(1, 1)):
         assert find_computation(spec, monkeypatch, sentences, attn_mask=mask) == "plain"
@@ -399,7 +445,7 @@ def test_a_cpu_does_not_compute_padding_on_the_left_by_tiles(spec, sentences, ex
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_batch_without_sentences_has_an_output_without_sentences(spec):
-    """Even if sentences would be long."""
+    """This also holds if the sentences would be long."""
     module = make_attention(spec, max_length=300)
     x = torch.randn(300, 0, 6, requires_grad=True)
     out, _ = module(x, x, x)
@@ -409,14 +455,14 @@ def test_a_batch_without_sentences_has_an_output_without_sentences(spec):
 
 
 def test_a_cpu_computes_small_batches_plainly(monkeypatch, on_cpu_alone):
-    """Those whose weights have no more numbers than PLAIN_LIMIT: here 3 sentences with 2 heads and 9 × 9 weights."""
+    """A batch is small if its weights have at most PLAIN_LIMIT numbers: here 3 sentences, 2 heads and 9 × 9 weights."""
     monkeypatch.setattr(tiled, "PLAIN_LIMIT", 3 * 2 * 9 * 9)
     assert find_computation("dense", monkeypatch) == "plain"
     assert find_computation("random", monkeypatch) == "plain"
 
 
 def test_weights_that_sentences_share_count_once_for_the_size_of_a_batch(monkeypatch, on_cpu_alone):
-    """Those of random, unless padding makes them differ from sentence to sentence."""
+    """Sentences share the weights of random, unless padding makes the weights differ from sentence to sentence."""
     monkeypatch.setattr(tiled, "PLAIN_LIMIT", 2 * 9 * 9)
     assert find_computation("dense", monkeypatch) == "tiled"
     assert find_computation("random", monkeypatch) == "plain"
@@ -450,7 +496,7 @@ def test_a_gpu_chooses_fused_attention_for_inner_products(spec, sentences, expec
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_a_gpu_computes_equals_the_plain_computation(spec, causal, lengths, monkeypatch):
-    """The code that runs on a GPU, run on this device."""
+    """The code that runs on a GPU is run on this device."""
     for computation in (fused, tiled):
         monkeypatch.setattr(computation, "on_cpu", lambda x: False)
     module = make_attention(spec).double()
@@ -462,7 +508,7 @@ def test_what_a_gpu_computes_equals_the_plain_computation(spec, causal, lengths,
 
 
 def test_lengths_are_known_of_sentences_with_padding_behind_them():
-    """Not of a sentence with padding within it, nor of an empty one."""
+    """The lengths are None if a sentence has padding within it or is empty."""
     assert sentence_lengths(padding_mask(LENGTHS)) == LENGTHS
     assert sentence_lengths(torch.tensor([[False, False, False], [False, True, True]])) == [3, 1]
     assert sentence_lengths(torch.tensor([[False, False, False], [True, True, True]])) is None
@@ -486,7 +532,7 @@ def test_a_tensor_is_on_a_cpu_or_not():
     "sentences, heads, max_length, rows", [(1, 1, 1, 1), (7, 3, 9, 4), (40, 8, 3, 3), (5, 2, 30, 4)]
 )
 def test_blocks_cover_each_sentence_and_head_once(sentences, heads, max_length, rows):
-    """Sentences of a block stand next to each other. `divide_by_length` only joins sentences of one length."""
+    """The sentences of a block stand next to each other. `divide_by_length` only joins sentences of one length."""
     lengths = sorted(torch.randint(1, max_length + 1, (sentences,)).tolist())
 
     blocks_of_head = torch.zeros(sentences, heads, dtype=torch.int)
@@ -513,14 +559,17 @@ def restore_threads():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kinds_of_terms", [("bias",), ("product", "bias"), ("product", "outer product")], ids="+".join)
 def test_three_threads_compute_the_same_bits_as_one(kinds_of_terms, causal, monkeypatch, restore_threads):
-    """And torch has its threads again afterwards.
+    """torch also has its number of threads again after the computation.
 
     The logits are given as tensors, without the layer that projects its input to them. The bits of this projection,
     which torch computes as a whole, may depend on the number of threads.
     """
     monkeypatch.setattr(tiled, "TILE", 1)  # the same blocks for any number of threads
     torch.manual_seed(1)
-    sentences, heads, length, width = len(LENGTHS), 6, max(LENGTHS), 3
+    sentences = len(LENGTHS)
+    length = max(LENGTHS)
+    heads = 6
+    width = 3
     query, key, value = torch.randn(3, sentences, heads, length, width).requires_grad_().unbind()
     R = torch.randn(1, heads, length, length, requires_grad=True)
     factors = torch.randn(sentences, heads, length, 6, requires_grad=True)  # 3 left and 3 right features
@@ -534,6 +583,7 @@ def test_three_threads_compute_the_same_bits_as_one(kinds_of_terms, causal, monk
     gradient = torch.randn(length * sentences, heads * width)
 
     def compute_with_threads(number):
+        """Returns the output, the gradients, and the output in inference, computed with this number of threads."""
         torch.set_num_threads(number)
         out = tiled.compute(logits, value, padding, attn_mask)
         inputs = [query, key, value, R, factors, weights]
@@ -543,14 +593,17 @@ def test_three_threads_compute_the_same_bits_as_one(kinds_of_terms, causal, monk
             out_in_inference = tiled.compute(logits, value, padding, attn_mask)
         return [out, *gradients, out_in_inference]
 
-    for expected, result in zip(compute_with_threads(1), compute_with_threads(3)):
+    expected_results = compute_with_threads(1)
+    results = compute_with_threads(3)
+    for expected, result in zip(expected_results, results):
         assert torch.equal(result, expected)
 
 
 def test_an_error_in_a_thread_reaches_the_caller(restore_threads):
-    """It is raised where the result is asked for, and torch has its threads again."""
+    """The error is raised where the result is asked for, and torch has its number of threads again."""
 
     def fail(item):
+        """Takes the place of a computation that ends with an error."""
         raise ValueError(f"item {item}")
 
     torch.set_num_threads(2)
@@ -598,7 +651,7 @@ def test_the_output_for_padding_is_finite():
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_autocast_is_close_to_single_precision(spec, mixture, lengths, monkeypatch, request):
-    """In the output and in the gradients. fairseq uses autocast with --amp."""
+    """The output and the gradients are compared. fairseq uses autocast with --amp."""
     module = make_attention(spec, mixture)
     x, gradient = torch.randn(2, 9, len(lengths), 6)
     padding = padding_mask(lengths)
@@ -606,13 +659,13 @@ def test_autocast_is_close_to_single_precision(spec, mixture, lengths, monkeypat
     with torch.autocast(request.config.getoption("--device"), torch.bfloat16):
         results = run_attention(module, x, gradient, monkeypatch, padding=padding)
     scale = max(tensor.abs().max() for tensor in expected.values())
-    for name in expected:
-        assert (results[name] - expected[name]).abs().max() <= 0.03 * scale, name
+    for name, expected_result in expected.items():
+        assert (results[name] - expected_result).abs().max() <= 0.03 * scale, name
 
 
 @pytest.mark.parametrize("has_product", [False, True])
 def test_tiles_keep_the_type_of_logits_and_values_under_autocast(has_product):
-    """In the forward and in the backward pass."""
+    """The output and the gradients have the type and the values that they have without autocast."""
     torch.manual_seed(6)
     value = torch.randn(3, 2, 9, 4, requires_grad=True)
     query = torch.randn(3, 2, 9, 4, requires_grad=True)
@@ -635,12 +688,13 @@ def test_tiles_keep_the_type_of_logits_and_values_under_autocast(has_product):
 
 
 def test_the_gradient_of_a_bias_is_summed_over_sentences_in_single_precision():
-    """For 300 equal sentences, it is 300 times that of one. A sum in bf16 would stop growing."""
+    """The gradient for 300 equal sentences is 300 times that for one sentence. A sum in bf16 would stop growing."""
     torch.manual_seed(7)
     value, query, key, gradient = torch.randn(4, 1, 1, 4, 8).to(torch.bfloat16)
     bias = torch.randn(1, 1, 4, 4).to(torch.bfloat16).requires_grad_()
 
     def compute_gradient(sentences):
+        """Returns the gradient of the bias for a batch that contains the same sentence this many times."""
         product = Product(query.expand(sentences, -1, -1, -1), key.expand(sentences, -1, -1, -1))
         out = tiled.compute(Logits([Bias(bias), product]), value.expand(sentences, -1, -1, -1), None, None)
         (gradient_of_bias,) = torch.autograd.grad(out, bias, gradient[0, 0].repeat_interleave(sentences, dim=0))

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,12 +65,20 @@ def test_no_sentence_is_dropped(sentences, limits):
     """fairseq after 0.12.2 drops the last n mod 8 of n sentences. All batches but the last have a multiple of 8."""
     indices = np.random.RandomState(0).permutation(sentences)
     sizes = np.random.RandomState(1).randint(1, 9, size=sentences)
+
+    def get_size(index):
+        """Returns the number of tokens of a sentence."""
+        return sizes[index]
+
     batches = data_utils.batch_by_size(
-        indices, lambda i: sizes[i], num_tokens_vec=sizes, required_batch_size_multiple=8, **limits
+        indices, get_size, num_tokens_vec=sizes, required_batch_size_multiple=8, **limits
     )
     assert np.concatenate([*batches, []]).tolist() == indices.tolist()
-    assert all(len(batch) % 8 == 0 or len(batch) < 8 or batch is batches[-1] for batch in batches)
-    assert all(len(batch) <= limits.get("max_sentences", 10**6) for batch in batches)
+    most_sentences = limits.get("max_sentences", 10**6)  # without a limit, a batch may have any number of sentences
+    for batch in batches:
+        is_last = batch is batches[-1]
+        assert len(batch) % 8 == 0 or len(batch) < 8 or is_last
+        assert len(batch) <= most_sentences
 
 
 @pytest.mark.parametrize("exported", [False, True])
@@ -90,7 +99,8 @@ def test_repeated_ngrams_are_forbidden(size, forbidden, exported):
     third one, a sixth 5 would repeat an n-gram of any size up to 5. The end of sentence in the first column does not
     count, because no sentence could end if it were forbidden.
     """
-    padding, end_of_sentence = 1, 2
+    padding = 1
+    end_of_sentence = 2
     tokens = torch.full((3, 10), padding)
     tokens[:, 0] = end_of_sentence
     tokens[:, 1:6] = torch.tensor([[7, 8, 9, 7, 8], [3, 8, 6, 4, 8], [5, 5, 5, 5, 5]])
@@ -108,7 +118,12 @@ def test_batches_of_fixed_shapes_are_not_changed():
 
 
 def make_bucketed_dataset(source_lengths, buckets):
-    """Returns a data set in buckets. Its targets have three tokens less than its sources, but at least one."""
+    """Returns a data set in buckets. Its targets have three tokens less than its sources, but at least one.
+
+    Args:
+        source_lengths: the number of tokens of each source.
+        buckets: the number of buckets.
+    """
     dictionary = make_dictionary()
     target_lengths = [max(length - 3, 1) for length in source_lengths]
     return LanguagePairDataset(
@@ -127,22 +142,31 @@ def make_bucketed_dataset(source_lengths, buckets):
 @pytest.mark.parametrize("limits", [(24, 24), (24, 10), (1024, 24), 24, (24, float("inf")), (1024, 1024)])
 def test_buckets_lose_no_sentence(buckets, limits):
     """A sentence is skipped if it is too long, but not if its bucket is. Padded sentences fit the model too."""
-    dataset = make_bucketed_dataset(
-        range(1, 31), buckets
-    )  # sentence i has i + 1 source and max(i - 2, 1) target tokens
+    source_lengths = [number + 1 for number in range(30)]
+    target_lengths = [max(length - 3, 1) for length in source_lengths]
+    dataset = make_bucketed_dataset(source_lengths, buckets)
     kept, skipped = dataset.filter_indices_by_size(dataset.ordered_indices(), limits)
-    max_source, max_target = limits if isinstance(limits, tuple) else (limits, limits)
-    fitting = [i for i in range(30) if i + 1 <= max_source and max(i - 2, 1) <= max_target]
-    assert sorted(kept) == fitting and sorted([*kept, *skipped]) == list(range(30))
+    if isinstance(limits, tuple):
+        max_source, max_target = limits
+    else:
+        max_source = limits
+        max_target = limits
+    fitting = []
+    for number in range(30):
+        if source_lengths[number] <= max_source and target_lengths[number] <= max_target:
+            fitting.append(number)
+    assert sorted(kept) == fitting
+    assert sorted([*kept, *skipped]) == list(range(30))
     batches = dataset.batch_by_size(kept, max_tokens=100)
     assert sorted(np.concatenate(batches)) == fitting
     for batch in batches:
-        collated = dataset.collater([dataset[i] for i in batch])
+        collated = dataset.collater([dataset[number] for number in batch])
         padded_source = collated["net_input"]["src_tokens"].size(1)
         padded_target = collated["target"].size(1)
-        assert padded_source <= max_source and padded_target <= max_target
+        assert padded_source <= max_source
+        assert padded_target <= max_target
         assert len(batch) * max(padded_source, padded_target) <= 100
-        assert collated["ntokens"] == sum(max(i - 2, 1) for i in batch)
+        assert collated["ntokens"] == sum(target_lengths[number] for number in batch)
 
 
 def test_buckets_are_percentiles():
@@ -165,17 +189,22 @@ class TestSafeLoading:
         """Stock models have a Namespace in their checkpoints, and --eval-bleu logs arrays and numbers of numpy."""
         assert self.save_and_load(tmp_path, argparse.Namespace(a=1)).a == 1
         for value in (np.array([1, 2]), np.array(0.5), np.float64(0.5), np.int64(3)):
-            assert (self.save_and_load(tmp_path, {"v": value})["v"] == value).all()
+            loaded = self.save_and_load(tmp_path, {"value": value})
+            assert (loaded["value"] == value).all()
 
     @pytest.mark.parametrize("function", [os.system, print, eval, subprocess.Popen])
     def test_code_is_not_run(self, tmp_path, function):
+        """Code in a checkpoint is not run, even if fairseq asks torch for unsafe loading."""
+
         class Hostile:
+            """An object for which `pickle` calls the function when it is loaded."""
+
             def __reduce__(self):
-                return function, (f"touch {tmp_path}/ran",)
+                arguments = (f"touch {tmp_path}/ran",)
+                return function, arguments
 
         with pytest.raises(pickle.UnpicklingError):
             self.save_and_load(tmp_path, {"model": Hostile()})
-        # nor if fairseq asks for unsafe loading
         with pytest.raises(pickle.UnpicklingError), weights_only():
             torch.load(tmp_path / "x.pt", weights_only=False)
         torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
@@ -191,12 +220,13 @@ class TestSafeLoading:
             self.save_and_load(tmp_path, OmegaConf.create({"a": 1}))
 
 
-def load_unreadable(path):
+def get_loading_error(path):
     """Loads a checkpoint that cannot be loaded, and returns the one line of the error, which begins with its name."""
     with pytest.raises(SynthesizerError) as caught:
         fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(path))
     line = str(caught.value)
-    assert line.startswith(f"{path}: ") and "\n" not in line
+    assert line.startswith(f"{path}: ")
+    assert "\n" not in line
     return line
 
 
@@ -205,9 +235,11 @@ def load_unreadable(path):
 def test_a_refused_type_is_named(tmp_path, reference):
     """The line names the type that is not allowed, and does not repeat torch's advice to load without a check."""
     torch.save({"model": reference}, tmp_path / "hostile.pt")
-    line = load_unreadable(tmp_path / "hostile.pt")
-    assert re.search(f"it holds ([a-z_.]*[.])?{reference.__name__}, ", line) and "refused" in line
-    assert "weights_only" not in line and "safe_globals" not in line
+    line = get_loading_error(tmp_path / "hostile.pt")
+    assert re.search(f"it holds ([a-z_.]*[.])?{reference.__name__}, ", line)
+    assert "refused" in line
+    assert "weights_only" not in line
+    assert "safe_globals" not in line
 
 
 @pytest.mark.parametrize(
@@ -220,17 +252,19 @@ def test_a_refused_type_is_named(tmp_path, reference):
 )
 def test_the_reason_why_a_checkpoint_cannot_be_loaded_is_named(tmp_path, monkeypatch, error, expected):
     def fail(*args, **kwargs):
+        """Takes the place of `torch.load`."""
         raise error
 
     torch.save({"model": {}}, tmp_path / "checkpoint1.pt")
     monkeypatch.setattr(torch, "load", fail)
-    line = load_unreadable(tmp_path / "checkpoint1.pt")
-    assert expected in line and "cut short" not in line
+    line = get_loading_error(tmp_path / "checkpoint1.pt")
+    assert expected in line
+    assert "cut short" not in line
 
 
 def test_a_text_file_is_no_checkpoint(tmp_path):
     (tmp_path / "a.pt").write_text("hello, this is no checkpoint")
-    line = load_unreadable(tmp_path / "a.pt")
+    line = get_loading_error(tmp_path / "a.pt")
     assert "not a readable checkpoint" in line or "no checkpoint of torch" in line  # torch 2.3 fails elsewhere
 
 
@@ -238,9 +272,9 @@ def test_a_truncated_checkpoint_is_named(tmp_path):
     """The error is one line with the name of the file, however much of the file is left."""
     path = tmp_path / "checkpoint1.pt"
     torch.save({"model": {"w": torch.zeros(1000)}, "args": None}, path)
-    whole = path.read_bytes()
-    for size in (0, 10, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
+    contents = path.read_bytes()
+    for size in (0, 10, len(contents) // 2, len(contents) - 1):
+        path.write_bytes(contents[:size])
         with pytest.raises(SynthesizerError, match="checkpoint1.pt: ") as caught:
             fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(path))
         assert "\n" not in str(caught.value)
@@ -250,8 +284,9 @@ def test_a_truncated_checkpoint_is_named(tmp_path):
 def test_a_file_of_another_program_is_no_checkpoint_of_fairseq(tmp_path, key):
     """torch can load the file, but it has other contents."""
     torch.save({key: torch.zeros(3)}, tmp_path / "other.pt")
-    line = load_unreadable(tmp_path / "other.pt")
-    assert "not a checkpoint of fairseq-train" in line and "cut short" not in line
+    line = get_loading_error(tmp_path / "other.pt")
+    assert "not a checkpoint of fairseq-train" in line
+    assert "cut short" not in line
 
 
 def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
@@ -262,6 +297,7 @@ def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
     last.write_bytes(b"old")
 
     def copy_until_the_disk_is_full(src, dst, *args, **kwargs):
+        """Takes the place of `shutil.copyfile`: writes two bytes, and fails."""
         with open(dst, "wb") as file:
             file.write(b"ne")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -270,27 +306,36 @@ def test_a_copy_is_whole_or_absent(tmp_path, monkeypatch):
         patch.setattr("shutil.copyfile", copy_until_the_disk_is_full)
         with pytest.raises(OSError):
             PathManager.copy(str(new), str(last), overwrite=True)
-    assert last.read_bytes() == b"old" and sorted(os.listdir(tmp_path)) == ["checkpoint2.pt", "checkpoint_last.pt"]
+    assert last.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint2.pt", "checkpoint_last.pt"]
     PathManager.copy(str(new), str(last), overwrite=True)
     assert last.read_bytes() == new.read_bytes()
 
 
 def test_a_copy_without_overwrite_is_made_by_fairseq(tmp_path, monkeypatch):
-    """Only a copy that overwrites a file, as of checkpoints, is made in another way."""
+    """Only a copy that overwrites a file, such as a copy of a checkpoint, is made in another way."""
     calls = []
     monkeypatch.setattr(checkpoints.shutil, "copyfile", lambda *args: calls.append(args))
     monkeypatch.setattr(checkpoints.os, "replace", lambda *args: pytest.fail("replaced"))
     PathManager.copy("a", str(tmp_path / "b"))
-    assert calls == [("a", str(tmp_path / "b"))] or calls == []  # iopath, where it is installed, has its own
+    calls_of_fairseq = [("a", str(tmp_path / "b"))]
+    calls_with_iopath = []  # iopath, where it is installed, has a copying function of its own
+    assert calls in (calls_of_fairseq, calls_with_iopath)
 
 
 @pytest.mark.parametrize("task_class", [FairseqTask, LanguageModelingTask])
 def test_empty_lines_are_continued(task_class):
     """The prefix of an empty line, which is the end of sentence, becomes padding. Other prefixes stay."""
-    padding, end_of_sentence = 1, 2
+    padding = 1
+    end_of_sentence = 2
     dictionary = make_dictionary()
     task = SimpleNamespace(target_dictionary=dictionary, source_dictionary=dictionary, args=None)
-    generator = SimpleNamespace(generate=lambda models, sample, prefix_tokens=None, **_: prefix_tokens)
+
+    def return_prefixes(models, sample, prefix_tokens=None, **_):
+        """Takes the place of `generate` of a sequence generator."""
+        return prefix_tokens
+
+    generator = SimpleNamespace(generate=return_prefixes)
     prefixes = torch.tensor([[5, end_of_sentence], [end_of_sentence, padding], [6, 7]])
     passed_on = task_class.inference_step(task, generator, [], {}, prefix_tokens=prefixes)
     assert passed_on.tolist() == [[5, end_of_sentence], [padding, padding], [6, 7]]
@@ -300,6 +345,7 @@ def test_the_error_of_a_read_only_disk_is_not_hidden_by_the_clean_up(tmp_path, m
     """Removing the unfinished file fails on such a disk too, but the user sees the first error."""
 
     def fail_to_remove(path):
+        """Takes the place of `os.remove`."""
         raise OSError(errno.EROFS, "Read-only", path)
 
     monkeypatch.setattr("os.remove", fail_to_remove)
@@ -308,18 +354,24 @@ def test_the_error_of_a_read_only_disk_is_not_hidden_by_the_clean_up(tmp_path, m
 
 
 def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
+    """The existing file keeps its contents. The save fails because a lambda cannot be pickled."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     path = tmp_path / "checkpoint1.pt"
     path.write_bytes(b"old")
     with pytest.raises(Exception, match="pickle"):
         fairseq.checkpoint_utils.torch_persistent_save({"x": lambda: 0}, str(path))
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["checkpoint1.pt"]
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["checkpoint1.pt"]
 
 
 def test_sharded_data_has_batches_of_its_own_in_each_epoch(data):
     """Without the cache of iterators, no batches are reused, and fairseq forms the batches of the current epoch."""
 
     def form_batches(get_batch_iterator, epoch):
+        """Returns the batches of an epoch, as lists of sentence numbers.
+
+        `get_batch_iterator` is the method of the task that makes the iterator.
+        """
         cfg = TranslationConfig(data=str(data / "bin"), source_lang="en", target_lang="de", dataset_impl="mmap")
         task = TranslationTask.setup_task(cfg)
         task.load_dataset("train")
@@ -343,13 +395,15 @@ def test_ema_averages_tied_weights_once(dtype, fp32):
     model = make_model(share_all_embeddings=True, encoder_normalize_before=True, decoder_normalize_before=True)
     model = model.to(dtype)
     ema = EMA(model, config)
-    old = {name: weight.clone() for name, weight in model.state_dict().items()}
+    old_weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
     ema.step(model, updates=1)
-    for name, new in used_weights(model.state_dict()).items():
-        torch.testing.assert_close(ema.get_model().state_dict()[name], (old[name] + new) / 2, rtol=0.01, atol=0.01)
+    averages = ema.get_model().state_dict()
+    for name, new_weight in used_weights(model.state_dict()).items():
+        expected = (old_weights[name] + new_weight) / 2
+        torch.testing.assert_close(averages[name], expected, rtol=0.01, atol=0.01)
 
 
 def test_a_process_that_waits_is_terminated():
@@ -365,6 +419,7 @@ def test_the_timeout_keeps_its_other_defaults(monkeypatch):
     calls = []
 
     def init(self, module, timeout=60, interval=5, signal=signal.SIGINT, name="heartbeat"):
+        """Takes the place of the initialisation of the timeout: adds its arguments to `calls`."""
         calls.append((timeout, interval, signal, name))
 
     monkeypatch.setattr(DistributedTimeoutWrapper, "__init__", init)
@@ -378,8 +433,9 @@ def test_the_timeout_keeps_its_other_defaults(monkeypatch):
 def test_looking_for_a_metric_does_not_change_the_training(data, tmp_path):
     """With --best-checkpoint-metric ppl, a batch is validated before the training to see what is measured."""
     flags = ["--max-update", "2", "--max-tokens", "400"]
-    usual = read_losses(train_model(data, tmp_path / "loss", *flags))
-    assert read_losses(train_model(data, tmp_path / "ppl", *flags, "--best-checkpoint-metric", "ppl")) == usual
+    log = train_model(data, tmp_path / "loss", *flags)
+    log_with_ppl = train_model(data, tmp_path / "ppl", *flags, "--best-checkpoint-metric", "ppl")
+    assert read_losses(log_with_ppl) == read_losses(log)
 
 
 def test_repairs_are_applied_once():
@@ -388,35 +444,56 @@ def test_repairs_are_applied_once():
     for repair in repairs.REPAIRS.values():
         places += repair.places
     assert len(places) > 30
-    before = [place.function() for place in places]
+    functions_before = [place.function() for place in places]
     repairs.apply_repairs()
     folder = Path(host.__file__).parent
     for path in (*folder.glob("*/*.py"), folder / "message_table.py"):
-        if path.stem != "__init__":
-            package = ".".join(path.relative_to(ROOT).parts[:-1])
-            spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}_again", path)
-            spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        if path.stem == "__init__":
+            continue
+        package = ".".join(path.relative_to(ROOT).parts[:-1])
+        spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}_again", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     repairs.apply_repairs()
     host.repair_fairseq()
-    assert [place.function() for place in places] == before
+    assert [place.function() for place in places] == functions_before
 
 
 # the repairs that some versions of numpy, torch or fairseq do not need
-UNNEEDED = {"restore_numpy_compat", "find_buckets_with_new_numpy", "keep_last_batch", "allow_checkpoint_types"}
-UNNEEDED |= {"allow_config_in_broadcast", "leave_the_fast_path", "share_flags_with_the_model"}
+UNNEEDED = {
+    "restore_numpy_compat",
+    "find_buckets_with_new_numpy",
+    "keep_last_batch",
+    "allow_checkpoint_types",
+    "allow_config_in_broadcast",
+    "leave_the_fast_path",
+    "share_flags_with_the_model",
+}
 
 
-def in_command(code, command="generate"):
-    """Returns Python code that loads the plugin and then runs `code`, both in a file of one of fairseq's commands.
+def place_in_command(code, command="generate"):
+    """Returns Python code that loads the plugin and then runs a statement, both in a file of one of fairseq's commands.
 
-    The plugin recognizes these commands by the file names in the traceback.
+    The plugin recognizes these commands by the file names in the traceback. So the code is compiled under the name of
+    this file.
+
+    Args:
+        code: the statement.
+        command: the name of the command, such as "generate" for fairseq-generate.
     """
-    return (
-        f"import fairseq.utils, fairseq_cli.{command} as command;"
-        "plugin = type('', (), dict(user_dir='fairseq_synth'));"
-        "run = f'def run():\\n fairseq.utils.import_user_module(plugin)\\n ' + " + repr(code.replace("\n", "\n ")) + ";"
-        "exec(compile(run, command.__file__, 'exec')); run()"
-    )
+    function = textwrap.dedent(f"""
+        def run():
+            fairseq.utils.import_user_module(plugin)
+            {code}
+    """)
+    return textwrap.dedent(f"""
+        import fairseq.utils
+        import fairseq_cli.{command} as command
+
+        plugin = type("", (), dict(user_dir="fairseq_synth"))
+        exec(compile({function!r}, command.__file__, "exec"))
+        run()
+    """)
 
 
 def run_python(code, **environment):
@@ -427,38 +504,51 @@ def run_python(code, **environment):
 def test_repairs_are_logged_and_can_be_switched_off():
     """Two repairs are switched off by their names. Each of the others is logged once."""
     switched_off = "keep_last_batch, write_checkpoints_atomically"
-    code = (
-        "import fairseq_synth, fairseq.file_io, logging; from fairseq_synth.host import repairs; "
-        "fairseq_synth.register();"
-        "print(*repairs.REPAIRS); repairs.apply_repairs();"
-        "print(hasattr(fairseq.file_io.PathManager.copy, repairs.MARK))"
-    )
-    done = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS=switched_off, LOGLEVEL="debug")
-    names, copy_is_marked = done.stdout.splitlines()
-    logged = re.findall(r"DEBUG.*repaired fairseq: (\w+)", done.stderr)
-    assert copy_is_marked == "False" and len(set(logged)) == len(logged)
-    expected = set(names.split()) - {"print_one_line_errors"} - UNNEEDED - set(switched_off.split(", "))
-    assert expected <= set(logged)
-    assert not set(logged) & set(switched_off.split(", "))
+    code = textwrap.dedent("""
+        import fairseq_synth
+        import fairseq.file_io
+        from fairseq_synth.host import repairs
+
+        fairseq_synth.register()
+        print(*repairs.REPAIRS)
+        repairs.apply_repairs()
+        print(hasattr(fairseq.file_io.PathManager.copy, repairs.MARK))
+    """)
+    process = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS=switched_off, LOGLEVEL="debug")
+    names, copy_is_marked = process.stdout.splitlines()
+    logged_names = re.findall(r"DEBUG.*repaired fairseq: (\w+)", process.stderr)
+    names_switched_off = set(switched_off.split(", "))
+    assert copy_is_marked == "False"
+    assert len(set(logged_names)) == len(logged_names)
+    expected = set(names.split()) - {"print_one_line_errors"} - UNNEEDED - names_switched_off
+    assert expected <= set(logged_names)
+    assert not set(logged_names) & names_switched_off
 
 
 def test_all_repairs_can_be_switched_off():
     """Only safe loading stays: no checkpoint is unpickled without a check."""
-    code = (
-        "import fairseq_synth, fairseq.checkpoint_utils as c, sys; from fairseq_synth.host import repairs; "
-        "fairseq_synth.register();"
-        "print(sys.excepthook is sys.__excepthook__, getattr(c.load_checkpoint_to_cpu, repairs.MARK))"
-    )
-    done = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS="all")
-    assert done.stdout.strip() == "True ('load_weights_only',)", done.stderr
+    code = textwrap.dedent("""
+        import sys
+        import fairseq_synth
+        import fairseq.checkpoint_utils
+        from fairseq_synth.host import repairs
+
+        fairseq_synth.register()
+        has_usual_excepthook = sys.excepthook is sys.__excepthook__
+        repairs_of_loading = getattr(fairseq.checkpoint_utils.load_checkpoint_to_cpu, repairs.MARK)
+        print(has_usual_excepthook, repairs_of_loading)
+    """)
+    process = run_python(code, FAIRSEQ_SYNTH_NO_REPAIRS="all")
+    assert process.stdout.strip() == "True ('load_weights_only',)", process.stderr
 
 
 def test_an_unknown_name_of_a_repair_is_refused(monkeypatch):
-    done = run_python(in_command("pass"), FAIRSEQ_SYNTH_NO_REPAIRS="1")
-    assert done.returncode != 0
-    line = done.stderr.strip().splitlines()[-1]
+    process = run_python(place_in_command("pass"), FAIRSEQ_SYNTH_NO_REPAIRS="1")
+    assert process.returncode != 0
+    line = process.stderr.strip().splitlines()[-1]
     assert line.startswith("fairseq_synth: error: FAIRSEQ_SYNTH_NO_REPAIRS=1: use all, or names")
-    assert "keep_last_batch" in line and "Traceback" not in done.stderr
+    assert "keep_last_batch" in line
+    assert "Traceback" not in process.stderr
     monkeypatch.setenv("FAIRSEQ_SYNTH_NO_REPAIRS", "all,keep_last_batch")
     with pytest.raises(SynthesizerError, match="all,keep_last_batch: use all, or names"):
         repairs.check_switch()
@@ -467,7 +557,8 @@ def test_an_unknown_name_of_a_repair_is_refused(monkeypatch):
 def test_every_repair_says_what_it_is_for():
     """docs/fairseq-bugs.md has a table of symptoms, without full stops, and of the versions of fairseq with the bug."""
     for name, repair in repairs.REPAIRS.items():
-        assert repair.symptom and not repair.symptom.endswith("."), name
+        assert repair.symptom, name
+        assert not repair.symptom.endswith("."), name
         assert re.search("all versions|0.12.2", repair.versions), name
 
 
@@ -479,13 +570,16 @@ def test_an_old_torch_is_refused(version):
 
 def test_new_torch_is_warned_of(caplog):
     """The first version with a warning is the first one that pyproject.toml does not let pip install."""
-    first = re.search(r"torch>=2.6,<(2.\d+); python_version >= ", (ROOT / "pyproject.toml").read_text())[1]
-    newest = f"2.{int(first[2:]) - 1}"
-    assert versions.SUPPORTED.endswith(f"torch 2.6 to {newest}")
-    versions.check_torch(f"{newest}.1+cpu")
+    requirements = (ROOT / "pyproject.toml").read_text()
+    bound = re.search(r"torch>=2.6,<2.(\d+); python_version >= ", requirements)
+    first_minor_version = int(bound[1])  # such as 9 for torch 2.9
+    newest_supported = f"2.{first_minor_version - 1}"
+    assert versions.SUPPORTED.endswith(f"torch 2.6 to {newest_supported}")
+    versions.check_torch(f"{newest_supported}.1+cpu")
     assert not caplog.records
-    versions.check_torch(f"{first}.0")
-    assert f"torch {first}.0 is newer than the tested versions; supported:" in caplog.text
+    first_with_warning = f"2.{first_minor_version}.0"
+    versions.check_torch(first_with_warning)
+    assert f"torch {first_with_warning} is newer than the tested versions; supported:" in caplog.text
 
 
 def test_a_fairseq_that_cannot_be_imported_is_refused(monkeypatch):
@@ -499,69 +593,107 @@ def test_a_fairseq_that_cannot_be_imported_is_refused(monkeypatch):
     "module, body", [("fairseq", "raise ValueError('mutable default')"), ("torch", "__version__ = '1.9'")]
 )
 def test_an_unsupported_fairseq_or_torch_is_named_in_one_line(tmp_path, module, body):
-    """A user sees this line after installing the plugin together with another fairseq or torch."""
-    (tmp_path / f"{module}.py").write_text(body)
+    """A user sees this line after installing the plugin together with another fairseq or torch.
+
+    `body` is the code of a module that takes the place of `module`.
+    """
     if module == "torch":
         (tmp_path / "torch").mkdir()
-        (tmp_path / "torch.py").rename(tmp_path / "torch" / "__init__.py")
+        (tmp_path / "torch" / "__init__.py").write_text(body)
         (tmp_path / "torch" / "nn.py").write_text("Module = object")
+    else:
+        (tmp_path / f"{module}.py").write_text(body)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = warm.run(["-m", "fairseq_synth", "flags"], cwd=ROOT, env=environment, fresh=True)
-    assert done.returncode != 0 and not done.stdout
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("fairseq_synth: error: ") and "supported: Python 3.10" in line and versions.SUPPORTED in line
+    process = warm.run(["-m", "fairseq_synth", "flags"], cwd=ROOT, env=environment, fresh=True)
+    assert process.returncode != 0
+    assert not process.stdout
+    (line,) = process.stderr.strip().splitlines()
+    assert line.startswith("fairseq_synth: error: ")
+    assert "supported: Python 3.10" in line
+    assert versions.SUPPORTED in line
 
 
 @pytest.mark.parametrize("version", ["2.2.2", None])
 def test_the_folder_of_the_plugin_is_not_printed_if_torch_is_too_old(tmp_path, version):
     """The version is that of the installed package. torch is not imported, so its error is not seen.
 
-    version: of the package torch, or None if there is no such package in the folder that comes first.
+    `version` is the version of the package torch, or None if the folder that comes first has no such package.
     """
     (tmp_path / "torch.py").write_text("raise ValueError('imported')")
     if version:
         (tmp_path / f"torch-{version}.dist-info").mkdir()
         (tmp_path / f"torch-{version}.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    for word, printed in ((), ROOT / "fairseq_synth"), (("configs",), ROOT / "configs"):
-        done = warm.run(["-m", "fairseq_synth", *word], cwd=ROOT, env=environment, fresh=True)
+
+    def check_command(arguments, folder):
+        """Checks that python -m fairseq_synth prints this folder, or that it refuses torch."""
+        process = warm.run(["-m", "fairseq_synth", *arguments], cwd=ROOT, env=environment, fresh=True)
         if version:
-            assert done.returncode == 1 and not done.stdout and done.stderr.count("\n") == 1
-            assert done.stderr.startswith(f"fairseq_synth: error: torch {version} is too old; supported: Python 3.10")
+            assert process.returncode == 1
+            assert not process.stdout
+            assert process.stderr.count("\n") == 1
+            expected = f"fairseq_synth: error: torch {version} is too old; supported: Python 3.10"
+            assert process.stderr.startswith(expected)
         else:
-            assert done.stdout == f"{printed}\n" and not done.stderr
+            assert process.stdout == f"{folder}\n"
+            assert not process.stderr
+
+    check_command([], ROOT / "fairseq_synth")
+    check_command(["configs"], ROOT / "configs")
+
+
+def explain_chain(first_error, last_error, module="fairseq.trainer", suffix=""):
+    """Returns the line about an error that code raises while it handles another error, or None if there is no line.
+
+    Args:
+        first_error: the error that is handled.
+        last_error: the error that is raised then.
+        module: the name of the module of this code.
+        suffix: the text that follows ``raise last_error``, such as " from None".
+    """
+    code = textwrap.dedent(f"""
+        try:
+            raise first_error
+        except Exception:
+            raise last_error{suffix}
+    """)
+    try:
+        exec(code, {"__name__": module, "first_error": first_error, "last_error": last_error})
+    except Exception as error:
+        return explain(error)
 
 
 def test_the_cause_of_an_error_is_explained():
     """fairseq and torch wrap some errors in another error. The line is about the first error."""
+    mistake = SynthesizerError("mend it")
+    full_disk = OSError(errno.ENOSPC, "No space left on device", "/a/b")
 
-    def chained(inner, outer, module="fairseq.trainer", how=""):
-        """Returns the line about the error `outer`, which code of `module` raises while it handles the error `inner`.
-
-        how: what is written after ``raise outer``, such as " from None".
-        """
-        code = f"try:\n raise inner\nexcept Exception:\n raise outer{how}"
-        try:
-            exec(code, {"__name__": module, "inner": inner, "outer": outer})
-        except Exception as error:
-            return explain(error)
-
-    mistake, full = SynthesizerError("mend it"), OSError(errno.ENOSPC, "No space left on device", "/a/b")
-    assert chained(mistake, Exception("Cannot load model parameters")) == "mend it"  # fairseq leaves "from" out
-    line = chained(full, RuntimeError("unexpected pos"), "torch.serialization")
+    # fairseq leaves "from" out
+    assert explain_chain(mistake, Exception("Cannot load model parameters")) == "mend it"
+    line = explain_chain(full_disk, RuntimeError("unexpected pos"), module="torch.serialization")
     assert line == "/a/b: could not be written (No space left on device); make room, then start the command again"
-    assert chained(mistake, KeyError("b"), "somebody.s.script", " from inner") == "mend it"
-    assert chained(KeyError("a"), ValueError("b")) is None
-    # another error while one is handled, of fairseq's code too, and one that says it has no cause
-    for outer, how in ((NameError("x"), ""), (KeyError("x"), " from None"), (Exception("x"), " from None")):
-        assert chained(mistake, outer, how=how) is None and chained(full, outer, how=how) is None
-    assert chained(mistake, Exception("x"), "somebody.s.script") is None
-    # fairseq names the file, and the reason is the system's; a name of two lines is written in one
-    unwritable = chained(KeyError("a"), OSError(errno.EROFS, "Read-only file system", "/a/checkpoint1.pt"))
-    assert unwritable == "/a/checkpoint1.pt: Read-only file system"
+    line = explain_chain(mistake, KeyError("b"), module="somebody.s.script", suffix=" from first_error")
+    assert line == "mend it"
+    assert explain_chain(KeyError("a"), ValueError("b")) is None
+
+    # The last error is another one that occurs while the first one is handled, in fairseq's code too.
+    assert explain_chain(mistake, NameError("x")) is None
+    assert explain_chain(full_disk, NameError("x")) is None
+    # The last error states that it has no cause.
+    for last_error in (KeyError("x"), Exception("x")):
+        assert explain_chain(mistake, last_error, suffix=" from None") is None
+        assert explain_chain(full_disk, last_error, suffix=" from None") is None
+    # The last error is raised by a user's own code, which does not wrap errors as fairseq does.
+    assert explain_chain(mistake, Exception("x"), module="somebody.s.script") is None
+
+    # fairseq names the file, and the system states the reason.
+    unwritable_file = OSError(errno.EROFS, "Read-only file system", "/a/checkpoint1.pt")
+    assert explain_chain(KeyError("a"), unwritable_file) == "/a/checkpoint1.pt: Read-only file system"
+    # A name of two lines is written in one line.
     assert explain(SynthesizerError("--arch a\n  b: unknown")) == "--arch a b: unknown"
-    # a user's own mistakes keep their traceback
-    assert chained(FileNotFoundError(2, "No such file", "/optional"), KeyError("a bug")) is None
+    # A user's own mistakes keep their traceback.
+    missing_file = FileNotFoundError(2, "No such file", "/optional")
+    assert explain_chain(missing_file, KeyError("a bug")) is None
     assert explain(FileNotFoundError(2, "No such file", "/mine")) is None
 
 
@@ -574,7 +706,10 @@ def test_the_cause_of_an_error_is_explained():
     ],
 )
 def test_a_lost_process_is_named(message):
+    """The line explains errors in fairseq's code. The same errors in a user's code keep their traceback."""
+
     def explain_error_raised_in(module):
+        """Returns the line about a RuntimeError with this message in the code of a module."""
         frame = {"__name__": module, "message": message}
         try:
             exec("raise RuntimeError(message)", frame)
@@ -582,32 +717,45 @@ def test_a_lost_process_is_named(message):
             return explain(error)
 
     line = explain_error_raised_in("fairseq.trainer")
-    assert "another process of this run" in line and "last checkpoint" in line
+    assert "another process of this run" in line
+    assert "last checkpoint" in line
     assert explain_error_raised_in("somebody.s.script") is None
 
 
 @pytest.mark.parametrize("command, is_training", [("generate", False), ("train", True)])
 def test_an_interrupted_run_says_so_in_a_line(command, is_training):
-    done = run_python(in_command("exec('raise KeyboardInterrupt', vars(fairseq.utils))", command))
-    assert done.returncode != 0 and "Traceback" not in done.stderr
-    line = done.stderr.splitlines()[-1]
-    assert "interrupted" in line and ("goes on from its last checkpoint" in line) == is_training
+    interrupt = "exec('raise KeyboardInterrupt', vars(fairseq.utils))"
+    process = run_python(place_in_command(interrupt, command))
+    assert process.returncode != 0
+    assert "Traceback" not in process.stderr
+    line = process.stderr.splitlines()[-1]
+    assert "interrupted" in line
+    assert ("goes on from its last checkpoint" in line) == is_training
 
 
 def test_no_fast_path_around_the_attention(monkeypatch):
-    """At inference with a loaded checkpoint, every layer calls its attention. The fast path of 0.12.2 would not."""
+    """At inference with a loaded checkpoint, every layer calls its attention.
+
+    The fast path of fairseq 0.12.2 would not call it.
+    """
     model = make_model()
     model.load_state_dict(model.state_dict())
-    calls = []
-    forward = SyntheticAttention.forward
-    monkeypatch.setattr(SyntheticAttention, "forward", lambda *args, **kw: calls.append(1) or forward(*args, **kw))
+    called_attentions = []
+    original_forward = SyntheticAttention.forward
+
+    def forward(self, *args, **kwargs):
+        """Takes the place of the attention's method: adds the attention to `called_attentions`, and runs it."""
+        called_attentions.append(self)
+        return original_forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(SyntheticAttention, "forward", forward)
     with torch.no_grad():
         model.eval().encoder(torch.tensor([[5, 6, 2]]))
-    assert len(calls) == len(model.encoder.layers)
+    assert len(called_attentions) == len(model.encoder.layers)
 
 
 def test_a_stock_model_reads_left_padding():
-    """Padding on the left does not change the output of the encoder. 0.12.2 ends in an error."""
+    """Padding on the left does not change the output of the encoder. fairseq 0.12.2 ends in an error."""
     model = make_model("transformer_multi30k")
     model.load_state_dict(model.state_dict())
     with torch.no_grad():
@@ -628,14 +776,18 @@ def test_lengths_of_several_pairs_of_languages_are_not_checked():
     """If the limits depend on the pair of languages, the data set skips too long sentences itself."""
 
     class Task(FairseqTask):
+        """A task that has its own limits for each pair of languages."""
+
         def max_positions(self):
+            """Returns the limits of the source and the target for each pair."""
             return OrderedDict({"a-b": (5, 5), "b-a": (5, 5)})
 
     task = Task(None)
     task.datasets["valid"] = RoundRobinZipDatasets(OrderedDict({"a-b": ListDataset([1]), "b-a": ListDataset([2])}))
     model = SimpleNamespace(max_positions=lambda: OrderedDict({"a-b": (4, 4), "b-a": (4, 4)}))
-    dataset = SimpleNamespace(valid_subset="valid", max_tokens_valid=100)
-    check_lengths(SimpleNamespace(task=task, get_model=lambda: model, cfg=SimpleNamespace(dataset=dataset)))
+    dataset_config = SimpleNamespace(valid_subset="valid", max_tokens_valid=100)
+    cfg = SimpleNamespace(dataset=dataset_config)
+    check_lengths(SimpleNamespace(task=task, get_model=lambda: model, cfg=cfg))
 
 
 # flags of fairseq-train for a training of two updates that writes checkpoint_last.pt
@@ -644,29 +796,27 @@ SHORT = ["--max-update", "2", "--no-epoch-checkpoints", "--data-buffer-size", "0
 
 @pytest.fixture(scope="module")
 def translator(make_once, data):
-    """A checkpoint of a translation model after two updates."""
-    return make_once("translator", lambda folder: train_model(data, folder, *SHORT)) / "checkpoint_last.pt"
+    """Returns a checkpoint of a translation model after two updates."""
+
+    def make(folder):
+        """Trains the model."""
+        train_model(data, folder, *SHORT)
+
+    return make_once("translator", make) / "checkpoint_last.pt"
 
 
 @pytest.fixture(scope="module")
 def scorer(make_once, monolingual):
-    """A checkpoint of a language model with the words of `translator`, after two updates."""
-    argv = ["--task", "language_modeling", "--tokens-per-sample", "200", "--synth-max-length", "300"]
-    argv += [
-        "--decoder-layers",
-        "1",
-        "--decoder-embed-dim",
-        "16",
-        "--decoder-ffn-embed-dim",
-        "16",
-        "--optimizer",
-        "adam",
-    ]
-    argv += ["--decoder-attention-heads", "2", "--lr", "0.1", "--batch-size", "8", "--num-workers", "0", *SHORT]
+    """Returns a checkpoint of a language model with the words of `translator`, after two updates."""
+    flags = (
+        "--task language_modeling --arch transformer_lm_synth_random_vanilla_ptb --tokens-per-sample 200 "
+        "--synth-max-length 300 --decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 "
+        "--decoder-attention-heads 2 --optimizer adam --lr 0.1 --batch-size 8 --num-workers 0"
+    ).split()
 
     def make(folder):
-        arch = ["--arch", "transformer_lm_synth_random_vanilla_ptb"]
-        run_cli(train.cli_main, monolingual, *USER_DIR, *arch, *argv, "--save-dir", folder)
+        """Trains the language model."""
+        run_cli(train.cli_main, monolingual, *USER_DIR, *flags, *SHORT, "--save-dir", folder)
 
     return make_once("scorer", make) / "checkpoint_last.pt"
 
@@ -682,25 +832,31 @@ def read_hypotheses(output):
 def test_patience_is_remembered(data, tmp_path):
     """A training that --patience has ended does not go on when it is started again. With more patience, it goes on."""
     flags = ["--lr", "1e-20", "--max-tokens", "4000", "--max-epoch", "9", "--no-epoch-checkpoints"]
-    first = read_losses(train_model(data, tmp_path, *flags, "--patience", "2"))
-    again = train_model(data, tmp_path, *flags, "--patience", "2")
-    assert "nothing to do: the last 2 validations were no better, --patience is 2" in again and not read_losses(again)
-    more_patience = read_losses(train_model(data, tmp_path, *flags, "--patience", "3"))
-    updates_of_epoch = len(first) // 3  # three epochs: the first one sets the best loss, the next two are no better
-    assert len(more_patience) == updates_of_epoch
-    new_training = read_losses(train_model(data, tmp_path, *flags, "--patience", "2", "--reset-meters"))
-    assert len(new_training) == 3 * updates_of_epoch
+    losses = read_losses(train_model(data, tmp_path, *flags, "--patience", "2"))
+    # There are three epochs: the first one sets the best loss, and the next two are no better.
+    updates_of_epoch = len(losses) // 3
+
+    log_of_second_start = train_model(data, tmp_path, *flags, "--patience", "2")
+    assert "nothing to do: the last 2 validations were no better, --patience is 2" in log_of_second_start
+    assert not read_losses(log_of_second_start)
+
+    losses_with_more_patience = read_losses(train_model(data, tmp_path, *flags, "--patience", "3"))
+    assert len(losses_with_more_patience) == updates_of_epoch
+
+    log_without_memory = train_model(data, tmp_path, *flags, "--patience", "2", "--reset-meters")
+    assert len(read_losses(log_without_memory)) == 3 * updates_of_epoch
 
 
 def test_every_sentence_is_translated_in_one_shard(data, translator):
     """Sharding works in fairseq-generate. A shard that does not exist is an error, and so are shards of typed text."""
     argv = [data / "bin", *USER_DIR, "--path", translator, "--beam", "1", "--batch-size", "4"]
-    shards = [
-        read_hypotheses(run_cli(generate.cli_main, *argv, "--num-shards", "3", "--shard-id", shard)[0])
-        for shard in range(3)
-    ]
-    numbers = [number for shard in shards for number in shard]
-    assert sorted(numbers) == list(range(TEST_SENTENCES)) and all(shards)
+    sentence_numbers = []
+    for shard in range(3):
+        output, _ = run_cli(generate.cli_main, *argv, "--num-shards", "3", "--shard-id", shard)
+        hypotheses = read_hypotheses(output)
+        assert hypotheses
+        sentence_numbers += hypotheses.keys()
+    assert sorted(sentence_numbers) == list(range(TEST_SENTENCES))
     for shard in ("3", "-1"):
         line = get_error_line(generate.cli_main, *argv, "--num-shards", "3", "--shard-id", shard)
         assert line.startswith(f"--shard-id {shard}: must be from 0 to 2")
@@ -712,46 +868,58 @@ def test_fusion_with_a_language_model(data, translator, scorer):
     """--lm-path works although the data have no dict.txt, with the same results in generate and interactive."""
     argv = [data / "bin", *USER_DIR, "--path", translator, "--beam", "2", "--max-len-a", "0", "--max-len-b", "20"]
     fusion = ["--lm-path", scorer, "--lm-weight", "0.7"]
-    alone = read_hypotheses(run_cli(generate.cli_main, *argv)[0])
-    fused = read_hypotheses(run_cli(generate.cli_main, *argv, *fusion)[0])
-    assert len(fused) == TEST_SENTENCES and fused != alone
+    output, _ = run_cli(generate.cli_main, *argv)
+    hypotheses_without_fusion = read_hypotheses(output)
+    output, _ = run_cli(generate.cli_main, *argv, *fusion)
+    hypotheses = read_hypotheses(output)
+    assert len(hypotheses) == TEST_SENTENCES
+    assert hypotheses != hypotheses_without_fusion
+
     source = (data / "test.en").read_text()
-    typed = read_hypotheses(run_cli(interactive.cli_main, *argv, *fusion, stdin=source)[0])
-    for number, (hypothesis,) in fused.items():
+    output, _ = run_cli(interactive.cli_main, *argv, *fusion, stdin=source)
+    interactive_hypotheses = read_hypotheses(output)
+    for number, (hypothesis,) in hypotheses.items():
         score, text = hypothesis.split("\t")
-        typed_score, typed_text = typed[number][0].split("\t")
-        assert typed_text == text and float(typed_score) == pytest.approx(float(score), abs=1e-4)
+        interactive_score, interactive_text = interactive_hypotheses[number][0].split("\t")
+        assert interactive_text == text
+        assert float(interactive_score) == pytest.approx(float(score), abs=1e-4)
 
 
 @pytest.mark.parametrize("main", [generate.cli_main, interactive.cli_main])
 def test_a_language_model_that_does_not_fit_is_refused(data, translator, scorer, tmp_path, main):
-    """The file does not exist, or the words of the language model are in another order."""
+    """A language model does not fit if the file does not exist, or if its words are in another order."""
     argv = [data / "bin", *USER_DIR, "--path", translator, "--max-len-a", "0", "--max-len-b", "20"]
     state = torch.load(scorer)
     words = (data / "bin" / "dict.de.txt").read_text().splitlines()
     (tmp_path / "dict.txt").write_text("\n".join(reversed(words)) + "\n")
     state["cfg"]["task"]["data"] = str(tmp_path)
     torch.save(state, tmp_path / "other.pt")
-    for path, part in (
-        (tmp_path / "nothing.pt", "no such file"),
-        (tmp_path / "other.pt", "has other words, or another order"),
-    ):
+
+    def check_refusal(path, part):
+        """Checks that the language model in the file `path` is refused in a line that contains `part`."""
         line = get_error_line(main, *argv, "--lm-path", path, "--lm-weight", "0.5", stdin="w1 w2\n")
-        assert line.startswith(f"--lm-path {path}: ") and part in line
+        assert line.startswith(f"--lm-path {path}: ")
+        assert part in line
+
+    check_refusal(tmp_path / "nothing.pt", "no such file")
+    check_refusal(tmp_path / "other.pt", "has other words, or another order")
 
 
 def test_diverse_beam_search_does_not_depend_on_the_batch(data, translator):
     """A sentence has the same translations alone and in a batch of eight sentences."""
 
     def translate(batch_size):
-        """Returns the texts of the translations of each sentence."""
+        """Returns the texts of the translations of each sentence: {number of a sentence: its texts}."""
         argv = ["--path", translator, "--beam", "4", "--nbest", "4", "--diverse-beam-groups", "2"]
         output, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, *argv, "--batch-size", batch_size)
-        return {number: [line.split("\t")[1] for line in lines] for number, lines in read_hypotheses(output).items()}
+        texts_by_sentence = {}
+        for number, lines in read_hypotheses(output).items():
+            texts_by_sentence[number] = [line.split("\t")[1] for line in lines]
+        return texts_by_sentence
 
-    alone = translate(batch_size=1)
-    assert len(alone) == TEST_SENTENCES
-    assert translate(batch_size=8) == alone
+    texts_of_single_sentences = translate(batch_size=1)
+    assert len(texts_of_single_sentences) == TEST_SENTENCES
+    assert translate(batch_size=8) == texts_of_single_sentences
 
 
 def test_scalar_quantization_noise_on_a_cpu(data, tmp_path):
@@ -759,7 +927,8 @@ def test_scalar_quantization_noise_on_a_cpu(data, tmp_path):
     log = train_model(data, tmp_path, *SHORT, "--quant-noise-scalar", "0.5", "--encoder-synthesizer", "dense+vanilla")
     assert len(read_losses(log)) == 2
     argv = [data / "bin", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--beam", "1"]
-    assert len(read_hypotheses(run_cli(generate.cli_main, *argv)[0])) == TEST_SENTENCES
+    output, _ = run_cli(generate.cli_main, *argv)
+    assert len(read_hypotheses(output)) == TEST_SENTENCES
 
 
 @pytest.mark.parametrize(
@@ -798,7 +967,10 @@ def test_data_files_that_are_cut_short_are_named(tmp_path, impl, suffix, size):
     builder.finalize(f"{prefix}.idx")
     assert len(indexed_dataset.make_dataset(prefix, impl)) == 2
     path = Path(f"{prefix}.{suffix}")
-    os.truncate(path, path.stat().st_size + size if size < 0 else size)
+    remaining_size = size
+    if size < 0:
+        remaining_size = path.stat().st_size + size
+    os.truncate(path, remaining_size)
     with pytest.raises(SynthesizerError, match=f"^{path}: is cut short, .*run fairseq-preprocess"):
         indexed_dataset.make_dataset(prefix, impl)
 
@@ -810,14 +982,13 @@ def test_commands_of_this_project_recommend_no_package(caplog):
 
 def test_the_clone_in_place_of_the_plugin_is_refused():
     """``--user-dir CLONE`` ends in one line that names the folder of the plugin in the clone."""
-    done = run_program("generate", "data-bin", "--user-dir", ROOT, check=False)
-    assert done.returncode == 1 and not done.stdout
-    line = done.stderr.strip().splitlines()[-1]
-    assert (
-        line
-        == f"fairseq_synth: error: --user-dir {ROOT}: is the clone; give the plugin in it, {ROOT / 'fairseq_synth'}"
-    )
-    assert "Traceback" not in done.stderr
+    process = run_program("generate", "data-bin", "--user-dir", ROOT, check=False)
+    assert process.returncode == 1
+    assert not process.stdout
+    line = process.stderr.strip().splitlines()[-1]
+    plugin = ROOT / "fairseq_synth"
+    assert line == f"fairseq_synth: error: --user-dir {ROOT}: is the clone; give the plugin in it, {plugin}"
+    assert "Traceback" not in process.stderr
 
 
 def test_torch_load_is_the_original_again_after_a_checkpoint_was_loaded(tmp_path):

@@ -96,9 +96,10 @@ def get_size_flags(arch):
 
 @pytest.fixture(scope="module")
 def trained(make_once, data):
-    """{architecture: a checkpoint}, of a stock Transformer and of a mixture."""
+    """Returns {architecture: a checkpoint} for a stock Transformer and for a mixture."""
 
     def make(folder):
+        """Trains both models."""
         for arch, updates in ((STOCK, "9"), (MIXTURE, "80")):
             flags = ["--max-update", updates, "--no-epoch-checkpoints", "--validate-interval", "9"]
             train_model(data, folder / arch, *flags, arch=arch, small=get_size_flags(arch))
@@ -152,7 +153,7 @@ def test_distances_to_equal_rows_and_to_rank_one():
 
 @pytest.mark.parametrize("causal, mean", [(False, 4 * 31.5), (True, 4 * 21)])
 def test_values_of_a_histogram_are_drawn_evenly_from_what_a_row_sees(causal, mean, monkeypatch):
-    """Whatever their weight: no column or diagonal is preferred."""
+    """Values are drawn whatever their weight is: no column or diagonal is preferred."""
     monkeypatch.setattr(attention_part, "HISTOGRAM_VALUES", 400)
     logits = 4 * torch.arange(64.0)[None, None].expand(2, 64, 64)  # column j has the logit 4 j
     attention = SimpleNamespace(name="a")
@@ -193,9 +194,14 @@ def test_heads_are_removed_in_equal_steps_and_never_in_more_steps_than_heads():
 
 
 def make_batch(rows=((5, 6, 7, 8, 9, 2), (10, 11, 12, 2))):
-    """Makes a batch whose targets are its sources, padded on the right."""
-    source = pad_batch([list(row) for row in rows], left=False)
-    shifted_target = pad_batch([[2, *row[:-1]] for row in rows], left=False)
+    """Returns a batch whose targets are its sources, padded on the right.
+
+    `rows` are the sentences, as lists of token numbers that end with 2, the end of sentence.
+    """
+    sources = [list(row) for row in rows]
+    shifted_targets = [[2, *row[:-1]] for row in rows]
+    source = pad_batch(sources, left=False)
+    shifted_target = pad_batch(shifted_targets, left=False)
     return {"src_tokens": source, "src_lengths": source.ne(1).sum(1), "prev_output_tokens": shifted_target}
 
 
@@ -239,6 +245,7 @@ def test_the_logits_that_a_hook_reads_give_the_weights_that_each_attention_retur
     calls = []
 
     def keep_call(module, args, kwargs, output):
+        """Adds the call of an attention to `calls`. It is a hook of PyTorch."""
         calls.append((module, kwargs))
 
     with hooks.reading_logits(model, readings.append):
@@ -250,7 +257,8 @@ def test_the_logits_that_a_hook_reads_give_the_weights_that_each_attention_retur
     for reading, (module, kwargs) in zip(readings, calls):
         assert reading.attention.module is module
         kwargs.pop("static_kv", None)
-        _output, expected = module(**{**kwargs, "need_head_weights": True, "need_weights": True})
+        kwargs_with_weights = {**kwargs, "need_head_weights": True, "need_weights": True}
+        _output, expected = module(**kwargs_with_weights)
         weights = torch.softmax(mask_logits(reading, kwargs.get("key_padding_mask")), dim=-1)  # (B, H, T, S)
         is_mean_of_heads = expected.dim() == 3  # as in fairseq's fast path
         weights = weights.mean(dim=1) if is_mean_of_heads else weights.transpose(0, 1)
@@ -282,6 +290,7 @@ def test_a_layer_is_run_with_and_without_skip_connections_and_feed_forward_layer
     outputs = {}
 
     def keep(output):
+        """Adds the output of a layer to `outputs`."""
         outputs[output.stack, output.layer] = output.x
 
     with hooks.layer_outputs(model, keep, keep_skip=False, keep_feed_forward=False):
@@ -308,9 +317,17 @@ def test_layers_and_numbers_are_in_the_picture_of_the_heads():
     (panel,) = picture.panels
     assert picture.name == "heads"
     assert ("set_yticks", [[0, 1], ["layer 1", "layer 3"]], {"fontsize": 7}) in panel.calls
-    texts = [(*arguments, options["color"]) for call, arguments, options in panel.calls if call == "text"]
-    # dark cells have white numbers
-    assert texts == [(0, 0, "0.50", "white"), (1, 0, "0.25", "black"), (0, 1, "0.50", "white"), (1, 1, "0.25", "black")]
+    texts = []
+    for method, arguments_of_call, options in panel.calls:
+        if method == "text":
+            texts.append((*arguments_of_call, options["color"]))
+    # Dark cells have white numbers.
+    assert texts == [
+        (0, 0, "0.50", "white"),
+        (1, 0, "0.25", "black"),
+        (0, 1, "0.50", "white"),
+        (1, 1, "0.25", "black"),
+    ]
 
 
 def get_weights(model):
@@ -320,7 +337,10 @@ def get_weights(model):
 
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
-    """A training with a learning rate of 0 ends where it began; with the data or without, from the seed alone."""
+    """The weights after a training with a learning rate of 0 are those before it.
+
+    The initial weights depend on the seed alone. So they are the same with and without the data.
+    """
     train_model(data, tmp_path, *ONE_UPDATE, "--lr", "0", arch=arch, small=get_size_flags(arch))
     for folder in (data / "bin", None):
         loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", folder)
@@ -329,7 +349,7 @@ def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
         assert initial_weights.keys() == weights.keys()
         for name, weight in weights.items():
             assert torch.equal(initial_weights[name], weight), name
-    loaded.cfg.checkpoint.reset_optimizer = True  # alone it only resets the training's own optimizer
+    loaded.cfg.checkpoint.reset_optimizer = True  # without another checkpoint, it only resets the optimizer
     assert loaded.build_initial_model() is not None
     loaded.cfg.checkpoint.restore_file = "another.pt"
     assert loaded.build_initial_model() is None
@@ -357,7 +377,10 @@ def make_encoder_attention(spec):
 def test_alpha_sums_to_1_in_each_head_and_is_0_for_a_function_that_a_head_does_not_have(spec, expected_zeros):
     attention = make_encoder_attention(spec)
     alpha = attention.alpha()
-    assert {function: [value == 0 for value in values] for function, values in alpha.items()} == expected_zeros
+    zeros = {}
+    for function, values in alpha.items():
+        zeros[function] = [value == 0 for value in values]
+    assert zeros == expected_zeros
     sums = torch.tensor([*alpha.values()]).sum(dim=0)
     assert sums.tolist() == pytest.approx([1, 1, 1])
     _first_group, second_group = attention.module.synthesizer.mixtures()
@@ -381,6 +404,7 @@ def test_the_gradient_of_a_head_is_the_derivative_of_the_loss(arch, trained, dat
 
     @torch.no_grad()
     def compute_loss(factor):
+        """Returns the loss if the output of the head is multiplied by this factor."""
         mask = torch.tensor([1, factor], dtype=torch.float64)
         with hooks.scaled_heads(loaded.model, {"decoder.self.1": mask}):
             loss_of_batch, _, _ = criterion(loaded.model, batch)
@@ -402,7 +426,12 @@ def test_the_loss_is_that_of_fairseq_validate(trained, data):
 
 
 def read_sentences(output, kind):
-    """Returns the sentences that fairseq-generate has printed, in order. Kind H: translations, T: references."""
+    """Returns the sentences that fairseq-generate has printed, in order.
+
+    Args:
+        output: the output of fairseq-generate.
+        kind: "H" for the translations, "T" for the references.
+    """
     lines = re.findall(rf"^{kind}-(\d+)\t(?:\S+\t)?(.*)$", output, re.M)
     return [sentence for _number, sentence in sorted(lines)]
 
@@ -448,15 +477,18 @@ def test_loss_and_bleu_by_length(trained, data, tmp_path):
     assert sentences_by_range == {longest: len(lengths) for longest, lengths in lengths_by_range.items()}
     assert min(sentences_by_range.values()) > 0
 
-    total_loss = sum(part["loss"] * sum(lengths_by_range[part["longest"]]) for part in ranges)
+    total_loss = 0
+    for part in ranges:
+        num_tokens = sum(lengths_by_range[part["longest"]])
+        total_loss += part["loss"] * num_tokens
+        assert part["bleu"] > 0
     assert total_loss / sum(lengths) == pytest.approx(figures["loss"], rel=1e-3)
-    assert all(part["bleu"] > 0 for part in ranges)
     assert "tok:none" in figures["lengths"]["signature"]
 
 
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_the_loss_without_words_is_that_of_heads_with_average_attention(arch, trained, data):
-    """For one head, and for all heads, which are the last point of the curve."""
+    """This is checked for one head, and for all heads, which are the last point of the curve."""
     loaded = checkpoints.load(trained[arch], data / "bin")
     figures = analysis.analyse(loaded, Options(parts=("words",)))
     curve = figures["words"]
@@ -485,6 +517,7 @@ def test_the_average_is_over_sentences_that_are_chosen_evenly_from_the_longest_d
     make_batches = checkpoints.batches
 
     def keep_choice(loaded, subset, sentence_indices):
+        """Takes the place of `checkpoints.batches`: adds the numbers of the sentences to `chosen`."""
         chosen.append(sentence_indices)
         return make_batches(loaded, subset, sentence_indices)
 
@@ -518,7 +551,10 @@ def test_the_summary_keeps_what_the_documentation_shows(trained, data, tmp_path)
 
     attention = figures["attentions"]["decoder.self.1"]
     short_attention = summary["attentions"]["decoder.self.1"]
-    assert short_attention["pattern"] == [[row[:16] for row in head[:16]] for head in attention["pattern"]]
+    short_pattern = []
+    for rows in attention["pattern"]:  # of each head
+        short_pattern.append([row[:16] for row in rows[:16]])
+    assert short_attention["pattern"] == short_pattern
     assert set(short_attention["histograms"]) == {"logits", "weights"}
     shares = attention["histograms"]["logits"]["shares"]["trained"]
     sums_of_two = [float(f"{left + right:.3g}") for left, right in zip(shares[::2], shares[1::2])]
@@ -551,7 +587,7 @@ def test_one_part_alone_has_its_figures_and_pictures_and_no_others(part, key, na
 
 def make_up_figures(layers, heads):
     """Returns figures of a translation model with mixtures, of every part, with a sentence of long words."""
-    words = [f"a_rather_long_word_{i}" for i in range(14)]
+    words = [f"a_rather_long_word_{number}" for number in range(14)]
     square = [[500] * len(words)] * len(words)
     histogram = {"low": -1.0, "high": 1.0, "shares": {"trained": [0.5, 0.5], "initial": [0.25, 0.75]}}
     values_of_heads = [0.0123 * head - 0.01 for head in range(heads)]
@@ -605,13 +641,15 @@ def test_pictures_are_840_pixels_wide_and_cut_no_label(models, layers, heads):
 def test_a_sentence_is_drawn_if_all_models_have_read_it_at_any_place_of_their_lists():
     """The first model has read the sentences 0 and 7, the second 7 and 9. The darkest weight tells them apart."""
 
-    def sentence(number, weight):
+    def make_up_sentence(number, weight):
+        """Returns the figures of a sentence, in which this weight is the darkest."""
         tokens = {"encoder": ["a", "b"], "decoder": ["a", "b"]}
-        return {"number": number, "tokens": tokens, "weights": {"encoder.self.0": [[[weight, 0], [0, weight]]]}}
+        weights_of_head = [[weight, 0], [0, weight]]
+        return {"number": number, "tokens": tokens, "weights": {"encoder.self.0": [weights_of_head]}}
 
     figures = {"first": make_up_figures(layers=1, heads=1), "second": make_up_figures(layers=1, heads=1)}
-    figures["first"]["sentences"] = [sentence(0, 100), sentence(7, 200)]
-    figures["second"]["sentences"] = [sentence(7, 300), sentence(9, 400)]
+    figures["first"]["sentences"] = [make_up_sentence(0, 100), make_up_sentence(7, 200)]
+    figures["second"]["sentences"] = [make_up_sentence(7, 300), make_up_sentence(9, 400)]
     drawn_sentences = [picture for picture in pictures.pictures(figures) if picture.name.startswith("sentence")]
     assert [picture.name for picture in drawn_sentences] == ["sentence2-encoder-self-attention"]
     (picture,) = drawn_sentences
@@ -646,9 +684,10 @@ def draw_pictures(figures_by_model):
 
 @pytest.fixture(scope="module")
 def figures_of_both(make_once, trained, data):
-    """The figures that one call of the command has written for both checkpoints, which tests must not change."""
+    """Returns the figures that one call of the command has written for both checkpoints. Tests must not change them."""
 
     def make(folder):
+        """Calls the command."""
         flags = ["--data", data / "bin", "--sentences", "5", "--steps", "2", "--no-pictures"]
         run_inspect(*trained.values(), *flags, "--out", folder / "new" / "out")
 
@@ -705,9 +744,12 @@ def test_the_picture_of_the_removal_shows_the_losses_of_each_model(figures_of_bo
     label = f"{MIXTURE}-checkpoint_last"
     picture = next(picture for picture in pictures.pictures(figures_of_both) if picture.name == "removal")
     calls_of_first_panel = picture.panels[0].calls
-    points, *_ = [arguments for _, arguments, options in calls_of_first_panel if options.get("label") == label]
+    points_of_lines = []
+    for _method, arguments_of_call, options in calls_of_first_panel:
+        if options.get("label") == label:
+            points_of_lines.append(arguments_of_call)
     curve = figures_of_both[label]["removal"]["groups"]["encoder.self"]
-    assert points == [curve["share"], curve["loss"]]
+    assert points_of_lines[0] == [curve["share"], curve["loss"]]
 
 
 def test_only_a_mixture_has_alpha_which_sums_to_1(figures_of_both):
@@ -732,9 +774,16 @@ def test_models_with_different_heads_have_a_picture_of_the_heads_each(figures_of
 
 
 def end_in(part, error, monkeypatch):
-    """Lets the measuring of a part end with an error, after it has added some figures."""
+    """Lets the measuring of a part end with an error, after it has added some figures.
+
+    Args:
+        part: the name of the part.
+        error: the error to raise.
+        monkeypatch: pytest's fixture.
+    """
 
     def measure(inspection):
+        """Takes the place of the function that measures the part."""
         inspection.results[part] = "half of it"
         raise error
 
@@ -772,6 +821,7 @@ def test_finished_parts_stay_when_a_part_fails(trained, data, tmp_path, monkeypa
 
 def test_a_file_that_cannot_be_written_whole_is_not_there(trained, data, tmp_path, monkeypatch):
     def write_half(picture, folder):
+        """Takes the place of `Picture.save`: writes a part of the picture, and fails."""
         (folder / picture.name).write_text("half of a picture")
         raise OSError("disk full")
 
@@ -815,6 +865,7 @@ def test_the_heads_part_makes_as_many_passes_as_it_announces(trained, data, monk
     translations = []
 
     def count_translation(*_):
+        """Takes the place of `compute_bleu`: adds an entry to `translations`."""
         translations.append("a translation")
         return Bleu(0.0, "none")
 
@@ -851,9 +902,10 @@ def test_the_heads_of_an_encoder_that_nothing_attends_to_do_not_matter(data, tmp
 
 @pytest.fixture(scope="module")
 def random_checkpoint(make_once, data):
-    """A checkpoint of a translation model with random attention in all layers."""
+    """Returns a checkpoint of a translation model with random attention in all layers."""
 
     def make(folder):
+        """Trains the model for one update."""
         train_model(data, folder, *ONE_UPDATE, arch="transformer_synth_random_multi30k")
 
     return make_once("inspected-random", make) / "checkpoint_last.pt"
@@ -900,7 +952,7 @@ def test_without_data_only_layers_that_ignore_the_input_are_drawn(data, tmp_path
     picture = next(picture for picture in pictures.pictures(figures) if picture.name == "singular-values")
     first_labels = []
     for panel in picture.panels:
-        labels = [options["label"] for method, _, options in panel.calls if method == "plot"]
+        labels = [options["label"] for method, _arguments, options in panel.calls if method == "plot"]
         first_labels.append(labels[0])
     assert first_labels == ["layer 1", "layer 0"]
 
@@ -976,10 +1028,12 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
 
 
 def test_a_model_that_is_no_transformer_is_refused(tmp_path, data):
-    flags = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-conv-dim 16"
-    flags += " --decoder-conv-dim 16 --encoder-ffn-embed-dim 16 --decoder-ffn-embed-dim 16 --encoder-attention-heads 2"
-    flags += " --decoder-attention-heads 2 --encoder-kernel-size-list [3] --decoder-kernel-size-list [3]"
-    argv = [data / "bin", *RECIPE, "--arch", "lightconv", *flags.split(), *ONE_UPDATE]
+    flags = (
+        "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-conv-dim 16 "
+        "--decoder-conv-dim 16 --encoder-ffn-embed-dim 16 --decoder-ffn-embed-dim 16 --encoder-attention-heads 2 "
+        "--decoder-attention-heads 2 --encoder-kernel-size-list [3] --decoder-kernel-size-list [3]"
+    ).split()
+    argv = [data / "bin", *RECIPE, "--arch", "lightconv", *flags, *ONE_UPDATE]
     run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "conv")
     line = get_refusal(tmp_path / "conv" / "checkpoint_last.pt", "--out", tmp_path / "out")
     assert "lightconv" in line
@@ -1000,6 +1054,7 @@ def get_refusal_of_data(trained, tmp_path):
     """Provides a function that calls the command with --data and other flags, and returns the line with its error."""
 
     def get_refusal_of_data(folder, *flags):
+        """Returns the line with the error of the command for the data in `folder`."""
         line = get_refusal(trained[MIXTURE], "--data", folder, *flags, "--out", tmp_path / "out")
         assert list_output(tmp_path) == []
         return line
@@ -1055,7 +1110,7 @@ def test_pictures_without_matplotlib_are_refused(tmp_path, trained, monkeypatch)
 @pytest.mark.parametrize("num_heads", [1, 2])
 @torch.no_grad()
 def test_random_without_softmax_mixes_tokens_as_a_mixer(num_heads, monkeypatch):
-    """Section 2 of the paper: what is left is a linear layer over the tokens, one for each head's features.
+    """Without the softmax, random is a linear layer over the tokens, one for each head's features (paper, section 2).
 
     It is computed here as a convolution with kernel 1 whose channels are the tokens and whose groups are the heads;
     with one head it is the token-mixing Linear of MLP-Mixer (Tolstikhin et al. 2021), shared by all features.
@@ -1079,7 +1134,7 @@ def test_random_without_softmax_mixes_tokens_as_a_mixer(num_heads, monkeypatch):
 
 
 def test_the_loss_of_a_masked_language_model_is_that_of_fairseq_validate(monolingual, tmp_path):
-    """Its masks depend on the epoch; fairseq-validate reads those of epoch 1."""
+    """The masks of the words depend on the epoch. fairseq-validate reads those of epoch 1."""
     path = train_one_stack("encoder", monolingual, tmp_path)
     flags = ["--path", path, "--task", "masked_lm", "--max-tokens", "400"]
     _, log = run_cli(validate.cli_main, monolingual, *USER_DIR, *flags)

@@ -21,10 +21,11 @@ from recipes import checks, languages, metrics, prepare, train, translate
 from recipes.steps import ROOT, as_arguments, load
 from recipes.text import lines
 
+# {language: its version of the page}
 PAGE = yaml.safe_load((ROOT / "tests" / "sentences.yaml").read_text(encoding="utf-8"))
 LANGUAGES = [language for language in PAGE if language != "en"]
-# an update or two of a small model
-TRAINING = [*"--max-update 2 --save-every 2 -- --validate-interval-updates 2 --data-buffer-size 0".split()]
+# arguments of train.sh: two updates of a small model
+TRAINING = "--max-update 2 --save-every 2 -- --validate-interval-updates 2 --data-buffer-size 0".split()
 TRAINING += as_arguments(sizes("encoder", "decoder"))
 # environment variables of a locale that has ASCII alone
 ASCII_LOCALE = {
@@ -34,8 +35,8 @@ ASCII_LOCALE = {
     "PYTHONCOERCECLOCALE": "0",
     "PYTHONIOENCODING": "latin-1",
 }
-NUM_OTHER_SENTENCES = 4  # with which `sentences` begins
-NUM_TEST_SENTENCES = 24
+NUM_OTHER_SENTENCES = 4  # the number of sentences with which `sentences` begins, before the combinations
+NUM_TEST_SENTENCES = 24  # the size of the test set of `write_corpus`
 
 
 def sentences(language):
@@ -44,35 +45,37 @@ def sentences(language):
     First come four sentences of their own, then all combinations of who does what where.
     """
     page = PAGE[language]
-    combinations = itertools.product(page["who"], page["what"], page["where"])
-    return page["others"] + [page["form"].format(who=who, what=what, where=where) for who, what, where in combinations]
+    combined_sentences = []
+    for who, what, where in itertools.product(page["who"], page["what"], page["where"]):
+        combined_sentences.append(page["form"].format(who=who, what=what, where=where))
+    return page["others"] + combined_sentences
 
 
 @pytest.mark.parametrize("text, expected", [
-    # spaces of all kinds, and ends of lines, are blanks; several are one
+    # Spaces of all kinds, and ends of lines, become blanks. Several of them become one blank.
     ("a\tb", "a b"), ("a\u00a0!", "a !"), ("a\u202f:", "a :"), ("a\u3000b", "a b"), ("a\u2009b", "a b"),
     ("a\u2028b\u2029c", "a b c"), ("a\x85b\x0bc\x0cd\x1ce\x1ff", "a b c d e f"), ("a\rb\r", "a b"), ("  a  b ", "a b"),
     ("a\u2581b", "a b"),
-    # what has no width, and control characters, are nothing
+    # Characters without width and control characters are removed.
     ("\ufeffa\u200bb\u2060c\u00add", "abcd"), ("a\x00b\x07c\x1bd\x7fe", "abcde"),
     ("a\u200eb\u200fc\u202ad\u2066e", "abcde"),
-    # punctuation of Windows-1252
+    # Punctuation of Windows-1252 becomes that of Unicode.
     ("don\x92t \x93so\x94 \x96 \x80", "don’t “so” – €"), ("a\x81b", "ab"),
-    # letters are composed, also where something hidden stood between
+    # Letters and accents are composed, also if a hidden character stands between them.
     ("cafe\u0301", "café"), ("e\u200b\u0301", "é"), ("\u1112\u1161\u11ab", "한"),
-    # and all else stays: joiners, full-width letters, ligatures, Thai's am, selectors, what has no composed form
+    # All else stays: joiners, full-width letters, ligatures, Thai's am, selectors, letters without a composed form.
     *[(text, text) for text in ("می‌خواند", "शक्\u200dति", "３．５０％，ｱﾞ", "ﬁ½…²㈱", "น้ำ", "❤\ufe0f", "👩\u200d🚀",
         "क\u093c", "ß ẞ", "�")],
-    # signs without width that belong to the spelling: of Mongolian vowels, of the order of marks
+    # Signs without width stay if they belong to the spelling: of Mongolian vowels, or of the order of marks.
     ("ᠪᠠᠭ\u180eᠠ", "ᠪᠠᠭ\u180eᠠ"), ("ᠮᠣᠩᠭᠣᠯ\u180b", "ᠮᠣᠩᠭᠣᠯ\u180b"), ("a\u034fb", "a\u034fb"),
-    # and ends of words where a script has no blanks, once
+    # Ends of words stay, once each, if a script has no blanks.
     ("ភាសា\u200bខ្មែរ", "ភាសា\u200bខ្មែរ"), ("ไทย\u200b\u200bลาว\u200b 1\u200b2", "ไทย\u200bลาว 12"),
     ("ꦗ\u200bꦮ", "ꦗ\u200bꦮ"), ("မြန်\u200bUK", "မြန်\u200bUK"),
-    # names are written with these variants of Chinese characters, which normal forms would replace
+    # These variants of Chinese characters stay, because names are written with them. Normal forms would replace them.
     ("神福逸 \U0002f800e\u0301", "神福逸 \U0002f800é"),
-    # signs that look like letters, and are written as those
+    # Signs that look like letters become these letters.
     ("5 \u2126, 3 \u212b", "5 Ω, 3 Å"),
-    # a line that shows nothing is empty
+    # A line that shows nothing becomes empty.
     *[(text, "") for text in ("\u200b", "\ufeff", "\u200c", " \u200d\u00a0", "\u00ad\u2060", "\x07", "\u3164",
         "\u2800", "\ufe0f", "\u180b", "")],
 ])  # fmt: skip
@@ -100,7 +103,7 @@ def test_every_character_stays_or_is_in_the_table():
     ("ISPARTA İZMİR", "tr", "ısparta izmir"), ("IĞDIR", "az", "ığdır"), ("DIŞ", "tur_Latn", "dış"),
     ("İZMİR I", "en", "izmir i"),
     ("Straße STRASSE ẞ", "de", "straße strasse ß"), ("ΟΔΟΣ", "el", "οδος"), ("İ", "tr", "i"),
-    # other languages with two letters i, in the Latin alphabet
+    # These languages have two letters i, too, in the Latin alphabet.
     *[("KIRIM QIRIM İT", language, "kırım qırım it")
       for language in ("crh_Latn", "crh", "gag", "tt_Latn", "kaz_Latn", "kk", "zza", "azb-Latn")],
     ("Қазақ тілінде IBM", "kk", "қазақ тілінде ibm"), ("IBM", "kk_Cyrl", "ibm"), ("IBM", "uz_Latn", "ibm"),
@@ -150,7 +153,7 @@ def test_the_tokenizer_of_bleu_follows_the_language(language, tokenizer, monkeyp
     ("ii", "ꆈꌠꁱꂷ", "char"), ("nan", "我是臺灣人。", "zh"), ("nan", "góa sī lâng", "13a"),
     ("ojp", "うちなー口", "char"), ("ain", "アイヌ・イタㇰ", "char"), ("am", "ሰላም ለዓለም", "13a"),
     ("xx", "one ខ្មែរ two", "13a"), ("xx", "", "13a"),
-    ("vai", "ꕉ" * 30, "char"),  # words that long are none
+    ("vai", "ꕉ" * 30, "char"),  # a text without blanks that is this long is not one word
 ])  # fmt: skip
 def test_the_tokenizer_of_bleu_for_an_unknown_language_follows_the_script(language, text, tokenizer, tmp_path):
     references = tmp_path / "test"
@@ -165,7 +168,7 @@ def test_the_tokenizer_of_bleu_for_an_unknown_language_follows_the_script(langua
     ("sentencepiece", "th", "▁ที่ นี่ ▁มี"), ("sentencepiece", "en", "▁ a b ▁"),
 ])  # fmt: skip
 def test_subwords_are_joined_as_fairseq_joins_them(kind, language, line, tmp_path):
-    """By its own classes, as fairseq-generate makes them of its flags."""
+    """The expected text is joined by fairseq's own classes, as fairseq-generate makes them from its flags."""
     (tmp_path / "codes").write_text("#version: 0.2\na b\n")
     flags = argparse.Namespace(
         bpe_codes=str(tmp_path / "codes"), bpe_separator="@@", source_lang="en", target_lang=language
@@ -190,19 +193,19 @@ def write_corpus(folder, language, ending="", form="NFC"):
         form: Unicode's normal form in which the text is written.
     """
     pairs = list(zip(sentences("en"), sentences(language)))
-    others = pairs[:NUM_OTHER_SENTENCES]
+    other_pairs = pairs[:NUM_OTHER_SENTENCES]
     combinations = pairs[NUM_OTHER_SENTENCES:]
     random.Random(1).shuffle(combinations)
     splits = {
-        "test": others + combinations[:20],
+        "test": other_pairs + combinations[:20],
         "valid": combinations[20:30],
-        "train": others + combinations[30:],
+        "train": other_pairs + combinations[30:],
     }
     folder.mkdir(parents=True)
     for split, split_pairs in splits.items():
-        english_sentences, other_sentences = zip(*split_pairs)
+        english_sentences, translations = zip(*split_pairs)
         write_lines(folder / f"{split}.en", english_sentences, form)
-        write_lines(folder / f"{split}.{ending or language}", other_sentences, form)
+        write_lines(folder / f"{split}.{ending or language}", translations, form)
     return folder
 
 
@@ -220,13 +223,18 @@ def append_text(path, text):
 
 @pytest.fixture
 def prepare_page(programs_in_process, tmp_path, capsys):
-    """Returns a function that prepares the page in English and a language.
-
-    It returns the folder of the data, and what prepare.sh has printed. `more` is text for the end of the test set, in
-    English and in the language.
-    """
+    """Returns a function that prepares the page in English and a language."""
 
     def prepare_language(language, *options, ending="", more=("", ""), form="NFC"):
+        """Returns the folder of the data, and the text that prepare.sh has printed.
+
+        Args:
+            language: a language of the page.
+            options: options of prepare.sh.
+            ending: the ending of the files in this language; by default the language.
+            more: two texts for the end of the test set: in English, and in the language.
+            form: Unicode's normal form in which the text is written.
+        """
         ending = ending or language
         raw = write_corpus(tmp_path / "raw", language, ending, form)
         more_english, more_in_language = more
@@ -242,31 +250,40 @@ def prepare_page(programs_in_process, tmp_path, capsys):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_text_comes_back_from_its_subwords(prepare_page, language):
     """Some languages are in lower case, and some in another form of Unicode. A tab and a line separator are spaces."""
-    ending = {"ko": "ko_KR", "zh": "zh-Hans"}.get(language, language)
+    endings = {"ko": "ko_KR", "zh": "zh-Hans"}
+    ending = endings.get(language, language)
     form = "NFD" if language in ("vi", "ko", "de") else "NFC"
     is_lowercase = language in ("tr", "ru")
     options = ["--lowercase"] if is_lowercase else []
-    more = ("a\tbook\u2028", "a\u00a0\u00a0book")
+    english_line = "a\tbook\u2028"
+    line_in_language = "a\u00a0\u00a0book"
+    more = (english_line, line_in_language)
     data, printed = prepare_page(language, *options, ending=ending, form=form, more=more)
 
     assert "\nround trip: BLEU 100.00, 25 of 25 lines\n" in printed
     assert "\nround trip of en: BLEU 100.00" in printed
     assert "warning" not in printed
-    assert ("which are composed now (NFC)" in printed) == (form == "NFD")
+    says_that_text_was_composed = "which are composed now (NFC)" in printed
+    assert says_that_text_was_composed == (form == "NFD")
     settings = load(data / "settings.json")
     assert settings["round_trip"] == [100.0, 25, 25]
-    assert settings["subwords"] == ("bpe" if language in ("de", "fr", "ru") else "sentencepiece")
+    if language in ("de", "fr", "ru"):
+        assert settings["subwords"] == "bpe"
+    else:
+        assert settings["subwords"] == "sentencepiece"
 
-    for side in ("en", ending):  # the training text, too
-        subwords = lines(data / "sub" / f"train.{side}")
-        joined = [languages.join_subwords(line, settings["subwords"], side) for line in subwords]
-        assert joined == list(lines(data / "text" / f"train.{side}"))
+    # The training text comes back, too.
+    for side in ("en", ending):
+        lines_of_subwords = lines(data / "sub" / f"train.{side}")
+        joined_lines = [languages.join_subwords(line, settings["subwords"], side) for line in lines_of_subwords]
+        assert joined_lines == list(lines(data / "text" / f"train.{side}"))
 
-    expected = [unicodedata.normalize("NFC", line) for line in (*sentences(language)[:4], "a book")]
+    expected_lines = [*sentences(language)[:NUM_OTHER_SENTENCES], "a book"]
+    expected_lines = [unicodedata.normalize("NFC", line) for line in expected_lines]
     if is_lowercase:
-        expected = [languages.lower(line, language) for line in expected]
+        expected_lines = [languages.lower(line, language) for line in expected_lines]
     references = (data / f"test.{ending}").read_text(encoding="utf-8").splitlines()
-    assert [*references[:4], references[-1]] == expected
+    assert [*references[:NUM_OTHER_SENTENCES], references[-1]] == expected_lines
 
 
 SYMBOLS = [
@@ -283,8 +300,9 @@ def test_symbols_come_back_with_bpe(prepare_page):
     assert settings["subwords"] == "bpe"
     assert settings["round_trip"] == [100.0, 30, 30]
     assert "warning" not in printed
-    first_symbols = (data / "tok" / "test.de").read_text(encoding="utf-8").splitlines()[-len(SYMBOLS)]
-    assert first_symbols == SYMBOLS[0]
+    tokenized_lines = (data / "tok" / "test.de").read_text(encoding="utf-8").splitlines()
+    lines_of_symbols = tokenized_lines[-len(SYMBOLS) :]
+    assert lines_of_symbols[0] == SYMBOLS[0]
     subwords_of_symbols = list(lines(data / "sub" / "test.en"))[-len(SYMBOLS) :]
     assert translate.prepare_sentences(text, settings, data) == subwords_of_symbols
 
@@ -296,7 +314,10 @@ def test_symbols_come_back_with_bpe(prepare_page):
     ("de", ["--subwords", "sentencepiece", "--nfkc"], "½ ½ ½ ½ ½ ½ ½\n" * 9, "--nfkc changes characters"),
 ])  # fmt: skip
 def test_text_that_does_not_come_back_is_reported(prepare_page, language, options, more, cause):
-    """With the score of a perfect translation, the first line that differs, the cause, and what to do."""
+    """The report has the score of a perfect translation, the first line that differs, the cause, and what to do.
+
+    `more` is text for the end of the test set, which does not come back.
+    """
     num_lines = more.count("\n")
     data, printed = prepare_page(language, *options, more=("word\n" * num_lines, more))
     score, same, total = load(data / "settings.json")["round_trip"]
@@ -315,7 +336,7 @@ def test_characters_that_change_form_are_counted(prepare_page):
 
 
 def test_lines_that_are_cut_do_not_count_in_the_round_trip(prepare_page):
-    """They cannot come back, and a translation may be longer. If all lines are cut, nothing is counted."""
+    """Such lines cannot come back, and a translation may be longer. If all lines are cut, nothing is counted."""
     options = ["--subwords", "sentencepiece", "--keep-end", "--truncate-source", "3", "--truncate-target", "9"]
     data, printed = prepare_page("de", *options, more=("book a\n", "usw.\n"))
     score, same, total = load(data / "settings.json")["round_trip"]
@@ -327,7 +348,11 @@ def test_lines_that_are_cut_do_not_count_in_the_round_trip(prepare_page):
 
 
 def test_a_test_line_that_shows_nothing_is_refused(prepare_page):
-    assert_refused(lambda _: prepare_page("de", more=("\u200b\n", "nichts\n")), part="line 25 .* is empty")
+    def prepare_with_such_a_line(_argv):
+        """Prepares the page with a character without width as the last English line of the test set."""
+        prepare_page("de", more=("\u200b\n", "nichts\n"))
+
+    assert_refused(prepare_with_such_a_line, part="line 25 .* is empty")
 
 
 # settings of prepared data, as `translate.prepare_sentences` reads them

@@ -18,17 +18,19 @@ from recipes import pairs, prepare, steps, subwords
 from recipes import text as read_text
 from recipes.catalog import CORPORA, SPLITS
 from recipes.languages import one_line
-from recipes.pairs import FilePair, read_pairs
+from recipes.pairs import FilePair, Pair, read_pairs
 
 pytestmark = pytest.mark.usefixtures("programs_in_process")
 
 
 @pytest.mark.parametrize("name", PREPARED)
 def test_the_data_stay_as_they_were(prepared_corpus, name):
-    """Text, tokens, subwords and binarised data, byte for byte; also with two processes."""
-    if {package: importlib.metadata.version(package) for package in VERSIONS} != VERSIONS:
+    """Text, tokens, subwords and binarised data are the same byte for byte, also with two processes."""
+    installed_versions = {package: importlib.metadata.version(package) for package in VERSIONS}
+    if installed_versions != VERSIONS:
         pytest.skip(f"the digests are of {VERSIONS}")
-    assert digest(prepared_corpus(name)) == PREPARED[name][2]
+    _make_text, _arguments, expected_digest = PREPARED[name]
+    assert digest(prepared_corpus(name)) == expected_digest
 
 
 def test_numbers_stay_as_they_were(tmp_path):
@@ -39,87 +41,164 @@ def test_numbers_stay_as_they_were(tmp_path):
 
 @pytest.fixture
 def raw(tmp_path):
+    """Returns a folder of text in English and German, as `parallel` writes it."""
     parallel(tmp_path / "raw")
     return tmp_path / "raw"
 
 
-def call(*argv):
-    return list(map(str, [*argv, "--merges", 60, "--workers", 1]))
+def make_arguments(*argv, merges=60):
+    """Returns the arguments of prepare.sh for a small number of subwords and one process.
+
+    Args:
+        argv: the first arguments; they are converted to strings.
+        merges: the number of subwords.
+    """
+    return [str(argument) for argument in (*argv, "--merges", merges, "--workers", 1)]
+
+
+def read_files(folder):
+    """Returns the contents of all files in a folder and in its subfolders: {path: its bytes}."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_life_of_a_folder(tmp_path, raw, capfd, monkeypatch):
     """A call that ends leaves no half of anything, the next one goes on, and a finished folder is kept as it is."""
-    out, tool, valid = tmp_path / "out", tmp_path / "bin" / "sacremoses", raw / "valid.de"
-    argv, train = call(raw, "en", "de", out), out / "text" / "train.en"
-    # in place of the tokeniser
-    write(tool, ["#!/bin/bash", f"[[ $* != *' de '* || -e {tmp_path}/room ]] && cat || seq 9 > /dev/full"])
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    good = valid.read_bytes()
-    valid.write_bytes(b"a\n" * 8 + b"\xdf\n")
+    out = tmp_path / "out"
+    valid_file = raw / "valid.de"
+    original_valid_text = valid_file.read_bytes()
+    text_file = out / "text" / "train.en"
+    tokenized_file = out / "tok" / "train.en"
+    argv = make_arguments(raw, "en", "de", out)
+
+    # The tokeniser is replaced by a program that copies its input. It fails for German text, as if the disk were full,
+    # until there is a file named room.
+    tokenizer = tmp_path / "bin" / "sacremoses"
+    room = tmp_path / "room"
+    write(tokenizer, ["#!/bin/bash", f"[[ $* != *' de '* || -e {room} ]] && cat || seq 9 > /dev/full"])
+    tokenizer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tokenizer.parent}:{os.environ['PATH']}")
+
+    # The first call ends at a text that is not UTF-8. The text before it stays.
+    valid_file.write_bytes(b"a\n" * 8 + b"\xdf\n")
     assert_refused(prepare.main, *argv, part="valid.de: line 9 is not UTF-8 .*; convert it, e.g. with iconv$")
-    assert train.exists() and not (out / "text" / "valid.de").exists()
-    valid.write_bytes(good)
+    assert text_file.exists()
+    assert not (out / "text" / "valid.de").exists()
+
+    # The second call ends at the full disk. The English tokens stay.
+    valid_file.write_bytes(original_valid_text)
     assert_refused(prepare.main, *argv, part="tok/train.de was not made: .*No space left on device")
-    (tmp_path / "room").touch()
-    assert [path.name for path in (out / "tok").iterdir()] == ["train.en"] and not (out / "bin").exists()
+    room.touch()
+    assert [path.name for path in (out / "tok").iterdir()] == ["train.en"]
+    assert not (out / "bin").exists()
+
+    # The third call finishes the folder, and does not make the English tokens again.
     write(out / "bin" / "dict.en.txt", ["half"])  # as if a call had been killed there
-    kept = (out / "tok" / "train.en").stat().st_mtime_ns
+    time_of_tokens = tokenized_file.stat().st_mtime_ns
     prepare.main(argv)
-    assert (out / "tok" / "train.en").stat().st_mtime_ns == kept and (out / "bin" / "dict.de.txt").exists()
+    assert tokenized_file.stat().st_mtime_ns == time_of_tokens
+    assert (out / "bin" / "dict.de.txt").exists()
     assert (out / "test.de").read_text() == (raw / "test.de").read_text()
     assert "159 pairs, left out: 1 empty" in capfd.readouterr().out
-    known = prepare.digest_of_data(out)
-    new = prepare.Option(prepare.PAIRS, prepare.NUMBER, "an option that is not set")
-    monkeypatch.setitem(prepare.OPTIONS, "new", new)
+
+    # A later version of prepare.py, which has one more option, keeps the folder.
+    digest_of_data = prepare.digest_of_data(out)
+    new_option = prepare.Option(prepare.PAIRS, prepare.NUMBER, "an option that is not set")
+    monkeypatch.setitem(prepare.OPTIONS, "new", new_option)
     prepare.main(argv)
-    assert f"{out} is ready, reusing it" in capfd.readouterr().out and prepare.digest_of_data(out) == known
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert f"{out} is ready, reusing it" in capfd.readouterr().out
+    assert prepare.digest_of_data(out) == digest_of_data
+
+    # Other settings and a changed text are refused, and the folder stays as it is.
+    files = read_files(out)
     other_settings = f"{out} was made with other settings .(new|lowercase) is None, asked for"
     assert_refused(prepare.main, *argv, "--new", "3", part=f"{other_settings} 3")
     assert_refused(prepare.main, *argv, "--lowercase", part=other_settings)
-    valid.write_bytes(good[::-1].strip() + b"\n")  # of the same size
+    text_of_same_size = original_valid_text[::-1].strip() + b"\n"
+    valid_file.write_bytes(text_of_same_size)
     assert_refused(prepare.main, *argv, part=[f"{raw}: valid.de has changed", f"name another folder, or remove {out}"])
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    valid.write_bytes(good)  # as before, but for its time
+    assert read_files(out) == files
+
+    # A text that only has another time of modification is the same text.
+    valid_file.write_bytes(original_valid_text)
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out
+
+    # More text to train on is a change, too.
     for side in ("en", "de"):
         write(raw / f"train2.{side}", ["The end"])
     assert_refused(prepare.main, *argv, part=f"{raw}: train2.de has changed, come or gone")
-    for more, end in ([], "The end\n"), (["--lowercase"], "the end\n"):
-        prepare.remove(out / "bin")  # as if it had been ended before
-        prepare.main([*argv, *more])
-        assert (out / "tok" / "train.en").read_text() == train.read_text() and train.read_text().endswith(end)
+
+    # An unfinished folder is finished with the new text and with other settings.
+    prepare.remove(out / "bin")  # as if the last call had ended before
+    prepare.main(argv)
+    assert tokenized_file.read_text() == text_file.read_text()
+    assert text_file.read_text().endswith("The end\n")
+    prepare.remove(out / "bin")
+    prepare.main([*argv, "--lowercase"])
+    assert tokenized_file.read_text() == text_file.read_text()
+    assert text_file.read_text().endswith("the end\n")
+
+
+def read_splits(data):
+    """Returns the pairs of each split of prepared text in English and German: {name of the split: its pairs}."""
+    pairs_by_split = {}
+    for split in SPLITS:
+        files = FilePair(data / "text" / f"{split}.en", data / "text" / f"{split}.de")
+        pairs_by_split[split] = list(read_pairs(files))
+    return pairs_by_split
+
+
+def write_pairs(prefix, text_pairs):
+    """Writes the English sides of pairs to PREFIX.en, and their German sides to PREFIX.de."""
+    write(Path(f"{prefix}.en"), [pair.source for pair in text_pairs])
+    write(Path(f"{prefix}.de"), [pair.target for pair in text_pairs])
 
 
 def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
-    """Others than train* are named. Missing sets are always the same pairs; none of their sources is trained on."""
+    """Files whose names do not begin with train are not trained on, and are named.
+
+    Validation and test sets that are missing are drawn from the training text. They are always the same pairs, and none
+    of their sources is trained on.
+    """
     monkeypatch.setattr(pairs, "MOST_HELD_OUT", 20)
-    english, german = ([*map(one_line, read_text.lines(raw / f"train.{end}"))] for end in ("en", "de.gz"))
-    all_pairs = [*zip(english, german), *zip(map(str.upper, english), german), ("one more " * 600 + "ŵ", "noch einer")]
-    for at, side in enumerate(("en", "de")):
-        for name, rows in {
-            "train": all_pairs[:160],
-            "train.more": all_pairs[160:],
-            "newstest2014": all_pairs[-1:],
-        }.items():
-            write(tmp_path / "own" / f"{name}.{side}", [pair[at] for pair in rows])
-    outs, drawn = (tmp_path / "out", tmp_path / "again"), []
-    for out in outs:
-        prepare.main(call(tmp_path / "own", "en", "de", out, "--subwords", "sentencepiece"))
-        prefixes = [out / "text" / split for split in SPLITS]
-        drawn.append([[*read_pairs(FilePair(Path(f"{prefix}.en"), Path(f"{prefix}.de")))] for prefix in prefixes])
+    english = [one_line(line) for line in read_text.lines(raw / "train.en")]
+    german = [one_line(line) for line in read_text.lines(raw / "train.de.gz")]
+    all_pairs = [Pair(source, target) for source, target in zip(english, german)]
+    all_pairs += [Pair(source.upper(), target) for source, target in zip(english, german)]
+    long_pair = Pair("one more " * 600 + "ŵ", "noch einer")
+    all_pairs.append(long_pair)
+    folder = tmp_path / "own"
+    write_pairs(folder / "train", all_pairs[:160])
+    write_pairs(folder / "train.more", all_pairs[160:])
+    write_pairs(folder / "newstest2014", [long_pair])
+
+    out = tmp_path / "out"
+    second_out = tmp_path / "again"
+    for data in (out, second_out):
+        prepare.main(make_arguments(folder, "en", "de", data, "--subwords", "sentencepiece"))
     output = capsys.readouterr().out
     assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in output
-    train, valid, test = ([tuple(pair) for pair in rows] for rows in drawn[0])
-    assert drawn[0] == drawn[1] and all_pairs[-1] in train and {*train, *valid, *test} <= {*all_pairs}
-    assert all(15 <= len(rows) <= 20 for rows in (valid, test))
-    held_out, kept = ({source.lower() for source, _ in rows} for rows in (valid + test, train))
-    assert len(held_out) == len(valid + test) and not held_out & kept
-    assert held_out | kept == {source.lower() for source, _ in all_pairs} - {""}
-    assert "ŵ".encode() in (outs[0] / "pieces.model").read_bytes()  # SentencePiece has read the long line, too
-    assert [*read_text.lines(outs[0] / "test.en")] == [source for source, _ in test]
+
+    splits = read_splits(out)
+    assert read_splits(second_out) == splits
+    train = splits["train"]
+    valid = splits["valid"]
+    test = splits["test"]
+    assert long_pair in train
+    assert {*train, *valid, *test} <= set(all_pairs)
+    assert 15 <= len(valid) <= 20
+    assert 15 <= len(test) <= 20
+
+    # Sources count as equal whatever their case is.
+    trained_sources = {pair.source.lower() for pair in train}
+    held_out_sources = {pair.source.lower() for pair in valid + test}
+    assert len(held_out_sources) == len(valid + test)
+    assert not held_out_sources & trained_sources
+    all_sources = {pair.source.lower() for pair in all_pairs}
+    assert held_out_sources | trained_sources == all_sources - {""}
+
+    assert "ŵ".encode() in (out / "pieces.model").read_bytes()  # SentencePiece has read the long line, too
+    assert list(read_text.lines(out / "test.en")) == [pair.source for pair in test]
 
 
 def test_changed_text_is_noticed_whatever_its_files_are_called(tmp_path, raw):
@@ -128,7 +207,7 @@ def test_changed_text_is_noticed_whatever_its_files_are_called(tmp_path, raw):
     for name in names:
         for side in ("en", "de"):
             write(raw / f"{name}.{side}", [f"only {name}"])
-    argv = call(raw, "en", "de", tmp_path / "{en-de}")
+    argv = make_arguments(raw, "en", "de", tmp_path / "{en-de}")
     prepare.main(argv)
     assert (tmp_path / "{en-de}" / "text" / "train.en").read_text().count("only train") == len(names)
     for name in names:
@@ -149,12 +228,13 @@ def test_changed_targets_in_a_second_file_are_noticed(tmp_path):
 
 
 def test_data_of_an_earlier_version_are_kept(tmp_path, raw, capfd):
-    """They have no key, but the size, the time and the SHA-256 of each file."""
+    """Such data have no key, but the size, the time and the SHA-256 of each file."""
     out = tmp_path / "out"
-    argv = call(raw, "en", "de", out)
+    argv = make_arguments(raw, "en", "de", out)
     prepare.main(argv)
     sources = steps.load(out / "key.json")["sources"]
-    steps.dump(out / "text.json", {name: [1, 2, digest] for name, digest in sources.items()})
+    old_records = {name: [1, 2, sha256] for name, sha256 in sources.items()}
+    steps.dump(out / "text.json", old_records)
     (out / "key.json").unlink()
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out
@@ -164,11 +244,16 @@ def test_data_of_an_earlier_version_are_kept(tmp_path, raw, capfd):
 
 
 def test_text_in_an_unfinished_folder_may_change(tmp_path, raw, monkeypatch):
-    """What was made of the old text is made again, even if its files are newer."""
+    """The files that were made from the old text are made again, even if they are newer than the new text."""
     out = tmp_path / "out"
-    argv = call(raw, "en", "de", out)
-    monkeypatch.setattr(prepare, "tokenize_text", lambda job, text_folder: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    argv = make_arguments(raw, "en", "de", out)
+
+    def fail(job, text_folder):
+        """Takes the place of `prepare.tokenize_text`."""
+        raise RuntimeError("the tokeniser has failed")
+
+    monkeypatch.setattr(prepare, "tokenize_text", fail)
+    with pytest.raises(RuntimeError, match="the tokeniser has failed"):
         prepare.main(argv)
     monkeypatch.undo()
     write(raw / "test.de", ["other"] * 10)
@@ -178,38 +263,43 @@ def test_text_in_an_unfinished_folder_may_change(tmp_path, raw, monkeypatch):
 
 
 def test_an_interrupted_binarisation_leaves_nothing(tmp_path, raw, monkeypatch):
-    def interrupted(argv, log):
+    def write_half(argv, log):
+        """Takes the place of `prepare.run`: writes a part of a dictionary, and is interrupted."""
         write(tmp_path / "out" / "bin" / "dict.en.txt", ["half"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare, "run", interrupted)
+    monkeypatch.setattr(prepare, "run", write_half)
     with pytest.raises(KeyboardInterrupt):
-        prepare.main(call(raw, "en", "de", tmp_path / "out"))
+        prepare.main(make_arguments(raw, "en", "de", tmp_path / "out"))
     assert not (tmp_path / "out" / "bin").exists()
 
 
 def test_a_folder_that_begins_with_a_dash(tmp_path, raw, monkeypatch, capfd):
-    """And what comes next is a command that works as it is printed."""
+    """The data are made there, and the last line of the output is the next command, which works as it is printed."""
     monkeypatch.chdir(tmp_path)
-    prepare.main(call(raw, "en", "de", "./-out"))
+    prepare.main(make_arguments(raw, "en", "de", "./-out"))
     command = capfd.readouterr().out.splitlines()[-1].split()
     assert command == [str(ROOT / "scripts" / "train.sh"), str(tmp_path / "-out"), "random_vanilla"]
     assert (tmp_path / "-out" / "bin" / "done").exists()
 
 
-@pytest.mark.parametrize("split, what", [
+@pytest.mark.parametrize("split, consequence", [
     ("valid", "train.sh will end with an error when it validates"),
     ("test", "evaluate.sh will refuse it after the training"),
 ])  # fmt: skip
-def test_a_sentence_that_is_too_long_is_named_before_the_training(tmp_path, raw, capfd, split, what):
+def test_a_sentence_that_is_too_long_is_named_before_the_training(tmp_path, raw, capfd, split, consequence):
     for side in ("en", "de"):
         write(raw / f"{split}.{side}", ["short", "a " * 1023, "a " * 1024])
-    prepare.main(call(raw, "en", "de", tmp_path / "out"))
+    prepare.main(make_arguments(raw, "en", "de", tmp_path / "out"))
     warnings = [line for line in capfd.readouterr().out.splitlines() if "too long" in line]
-    assert [line.split(": ")[1:3] for line in warnings] == [
-        [f"{split}.{side}", "line 3 is too long"] for side in ("en", "de")
+    files_and_problems = [line.split(": ")[1:3] for line in warnings]
+    assert files_and_problems == [
+        [f"{split}.en", "line 3 is too long"],
+        [f"{split}.de", "line 3 is too long"],
     ]
-    assert all(what in line and "--truncate-source 1024" in line for line in warnings)
+    for line in warnings:
+        assert consequence in line
+        assert "--truncate-source 1024" in line
 
 
 def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
@@ -219,14 +309,14 @@ def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
         write(raw / f"valid.{side}", ["abcd ŵ"] * 10)
         write(raw / f"test.{side}", ["abcdef xyz ŵ"] * 20 + ["abxy"] * 10)
     (raw / "train.de.gz").unlink()
-    prepare.main([*call(raw, "en", "de", tmp_path / "out")[:-4], "--merges", "999", "--workers", "1"])
+    prepare.main(make_arguments(raw, "en", "de", tmp_path / "out", merges=999))
     output = capfd.readouterr().out
     assert "note: --merges 999 is more than the text allows; BPE has learned only " in output
     assert re.search(r"warning: [\d.]+ % of the validation and test subwords are unknown .<unk>.: --merges 999", output)
     assert "try --merges 100 in another folder" in output
     for side in ("en", "de"):
         write(raw / f"test.{side}", ["abcd ŵ"])
-    prepare.main([*call(raw, "en", "de", tmp_path / "fine")[:-4], "--merges", "999", "--workers", "1"])
+    prepare.main(make_arguments(raw, "en", "de", tmp_path / "fine", merges=999))
     assert "warning" not in capfd.readouterr().out
 
 
@@ -256,52 +346,99 @@ def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
     ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not written by prepare.sh; name another"),
 ])  # fmt: skip
 def test_what_is_refused(tmp_path, raw, prepared_corpus, change, argv, part, monkeypatch):
-    """In one line; the folder of the text stays as it is, and nothing is half done."""
+    """The error is one line. The folder of the text stays as it is, and nothing is half done.
+
+    `change` is a shell command that is run in the folder of the text before the call.
+    """
     subprocess.run(["bash", "-c", change], cwd=raw, check=True)
-    before = {(path, path.read_bytes()) for path in raw.iterdir()}
+    files = read_files(raw)
     folders = {"tmp": tmp_path, "raw": raw, "out": tmp_path / "out", "wmt": prepared_corpus("wmt")}
-    monkeypatch.setattr(subwords, "tokenize_file", lambda *args, **options: None)  # what comes after the checks
-    assert_refused(prepare.main, *argv.format(**folders).split(), part=part)
-    assert not list(tmp_path.rglob("bin/done")) and not list(tmp_path.rglob("*.part"))
-    assert {(path, path.read_bytes()) for path in raw.iterdir()} == before
+    # Tokenization comes after the checks, so it is not needed.
+    monkeypatch.setattr(subwords, "tokenize_file", lambda *args, **options: None)
+    words = argv.format(**folders).split()
+    assert_refused(prepare.main, *words, part=part)
+    assert not list(tmp_path.rglob("bin/done"))
+    assert not list(tmp_path.rglob("*.part"))
+    assert read_files(raw) == files
 
 
 @pytest.mark.parametrize("lang, archives", [("de", 3), ("fr", 5)])
 def test_options_of_a_corpus(lang, archives, tmp_path, dry_run, capsys):
-    """A corpus has its own defaults; 0 is a number, and no missing one; a dry run writes nothing."""
+    """A corpus has its own defaults. The number 0 counts as given. A dry run writes nothing.
+
+    `archives` is the number of archives that are downloaded for the language.
+    """
     prepare.main(["wmt14", lang, str(tmp_path / "out")])
-    shown = capsys.readouterr().out
-    assert shown.count("+ curl ") == len(re.findall(r"\+ sha256sum .* # [0-9a-f]{64}\n", shown)) == archives
-    assert "learn-bpe -s 40000" in shown and shown.splitlines()[-1].startswith("+ fairseq-preprocess")
-    assert shown.count(" tokenize -a ") == shown.count("sacremoses") > 0
-    for chosen, length in (({}, 250), ({"max-length": 0}, 0)):
-        assert prepare.prepare("wmt14", ["en", lang], tmp_path, None, chosen)["max-length"] == length
+    printed = capsys.readouterr().out
+    checksums = re.findall(r"\+ sha256sum .* # [0-9a-f]{64}\n", printed)
+    assert printed.count("+ curl ") == archives
+    assert len(checksums) == archives
+    assert "learn-bpe -s 40000" in printed
+    assert printed.splitlines()[-1].startswith("+ fairseq-preprocess")
+    assert printed.count(" tokenize -a ") == printed.count("sacremoses") > 0
+
+    default_settings = prepare.prepare("wmt14", ["en", lang], tmp_path, None, {})
+    assert default_settings["max-length"] == 250
+    settings = prepare.prepare("wmt14", ["en", lang], tmp_path, None, {"max-length": 0})
+    assert settings["max-length"] == 0
     assert not any(tmp_path.iterdir())
 
 
-def test_wmt14(tmp_path, raw, monkeypatch):
-    """Archives with several corpora, the test sets of sacreBLEU, a sample; a second call needs nothing of it again."""
-    site, out, sums = tmp_path / "site", tmp_path / "wmt", {}
-    write(raw / "train.de", read_text.lines(raw / "train.de.gz"))
+def make_site_of_wmt14(site, raw):
+    """Writes the archives of the corpus wmt14 to a folder, with the training text of `raw` in each corpus of theirs.
+
+    Args:
+        site: the folder, which takes the place of the site from which the archives are downloaded.
+        raw: a folder with the text train.en and train.de.
+
+    Returns:
+        The SHA-256 of each archive: {wmt14/NAME: its digest}.
+    """
+    checksums = {}
     for path, member in CORPORA["wmt14"].archives.values():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(site / path, "w:gz") as archive:
             for lang in ("en", "de"):
                 archive.add(raw / f"train.{lang}", member.format(tgt="de", lang=lang))
-        sums[f"wmt14/{Path(path).name}"] = read_text.digest(site / path)
-    monkeypatch.setattr(read_text, "CHECKSUMS", sums)
+        checksums[f"wmt14/{Path(path).name}"] = read_text.digest(site / path)
+    return checksums
+
+
+def write_sacrebleu_sets(folder, raw):
+    """Writes the sets wmt13 and wmt14/full as sacreBLEU keeps them, as if they had been fetched.
+
+    Args:
+        folder: the folder in which sacreBLEU keeps its sets.
+        raw: a folder with the text test.en and test.de.
+    """
+    for name in ("wmt13", "wmt14/full"):
+        prefix = folder / name / f"{name.replace('/', '_')}.en-de"
+        for part in ("docid", "genre", "origlang", "src"):
+            write(Path(f"{prefix}.{part}"), read_text.lines(raw / "test.en"))
+        write(Path(f"{prefix}.ref"), read_text.lines(raw / "test.de"))
+
+
+def test_wmt14(tmp_path, raw, monkeypatch):
+    """The corpus has archives with several corpora, and the test sets of sacreBLEU. A sample of it is used.
+
+    A second call needs nothing of the archives again.
+    """
+    site = tmp_path / "site"
+    out = tmp_path / "wmt"
+    write(raw / "train.de", read_text.lines(raw / "train.de.gz"))
+    checksums = make_site_of_wmt14(site, raw)
+    monkeypatch.setattr(read_text, "CHECKSUMS", checksums)
     monkeypatch.setitem(CORPORA, "wmt14", replace(CORPORA["wmt14"], home=f"file://{site}"))
     for proxy in ("https_proxy", "http_proxy"):  # no network: sacreBLEU cannot fetch its sets
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
-    argv = call("wmt14", "de", out, "--sample", 100, "--subwords", "sentencepiece")
-    assert_refused(
-        prepare.main, *argv, part="raw/valid.en was not made: .*; try again, or put the file, named valid.{en,de}, into"
-    )
-    assert not (out / "raw" / "valid.en").exists() and (out / "raw" / "1-europarl-v7.en").exists()
-    for name in ("wmt13", "wmt14/full"):  # sacreBLEU's copies, as if they had been fetched
-        prefix = out / "archives" / "sacrebleu" / name / f"{name.replace('/', '_')}.en-de"
-        for part in ("docid", "genre", "origlang", "src", "ref"):
-            write(Path(f"{prefix}.{part}"), read_text.lines(raw / f"test.{'de' if part == 'ref' else 'en'}"))
+
+    argv = make_arguments("wmt14", "de", out, "--sample", 100, "--subwords", "sentencepiece")
+    not_fetched = "raw/valid.en was not made: .*; try again, or put the file, named valid.{en,de}, into"
+    assert_refused(prepare.main, *argv, part=not_fetched)
+    assert not (out / "raw" / "valid.en").exists()
+    assert (out / "raw" / "1-europarl-v7.en").exists()
+
+    write_sacrebleu_sets(out / "archives" / "sacrebleu", raw)
     shutil.rmtree(site)
     prepare.main(argv)
     assert (out / "text" / "train.en").read_text().count("\n") == 3 * 99

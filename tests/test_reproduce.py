@@ -1,4 +1,4 @@
-"""The cells of a table: from text to a record, in two stages, shared, resumed and listed; what a record says."""
+"""The cells of a table: from text to a record, in two stages, shared, resumed and listed; the contents of a record."""
 
 import math
 import os
@@ -7,6 +7,7 @@ import shutil
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -65,7 +66,13 @@ def tables(tmp_path, monkeypatch):
 
 
 def load_results(folder, table, device="cpu"):
-    """Returns {name of a cell: its record}."""
+    """Returns the records of a table: {name of a cell: its record}.
+
+    Args:
+        folder: the folder of the results of all tables is its subfolder results.
+        table: the name of the table.
+        device: "cpu" or "gpu", the subfolder with the records of this device.
+    """
     records = {}
     for path in (folder / "results" / table / device).glob("*.json"):
         records[path.stem] = steps.load(path)
@@ -73,12 +80,17 @@ def load_results(folder, table, device="cpu"):
 
 
 def load_weights(checkpoint):
-    return used_weights(torch.load(checkpoint, weights_only=False)["model"])
+    """Returns the weights in a checkpoint, without the entries that no model reads."""
+    state = torch.load(checkpoint, weights_only=False)
+    return used_weights(state["model"])
 
 
 @pytest.mark.slow
 def test_from_text_to_a_record(tables, tmp_path, capsys):
-    """A table that begins with another one has it run first; then the records are as `check_record` says."""
+    """A table whose recipe begins with another table's run has the other table run first.
+
+    The functions that begin with ``check_`` describe the records and the files that it leaves.
+    """
     for corpus in ("own", "other"):  # each corpus is in a folder of its name
         parallel(tmp_path / "from" / corpus)
     write(tmp_path / "from" / "other" / "valid.en", ["other words"] * 12)
@@ -95,7 +107,12 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
 
 
 def check_two_stages(folder, call):
-    """The second table has the first one trained and scored, and takes its subwords and weights."""
+    """Checks that the second table has the first one trained and scored, and takes its subwords and weights.
+
+    Args:
+        folder: the folder of the data, the runs and the results.
+        call: calls reproduce.sh for a table, and returns what it prints.
+    """
     printed = call("second", "--variant", "random_vanilla")
     assert printed.count("+ fairseq-train ") == 2
     assert printed.count("SentencePiece, 90") == 1
@@ -106,7 +123,8 @@ def check_two_stages(folder, call):
     weights = load_weights(folder / "runs" / ROW / "evaluation" / "checkpoint_avg.pt")
     tuned_weights = load_weights(folder / "runs" / f"second-{CELL}" / "checkpoint_last.pt")
     assert weights.keys() == tuned_weights.keys()
-    for name, weight in weights.items():  # are the same, as the second stage's learning rate is 0
+    for name, weight in weights.items():
+        # The weights are the same, as the learning rate of the second stage is 0.
         torch.testing.assert_close(tuned_weights[name], weight, atol=1e-5, rtol=1e-5)
     assert load_results(folder, "second")[CELL]["init"] == ROW
 
@@ -118,7 +136,10 @@ def check_two_stages(folder, call):
 
 
 def check_record(records):
-    """A record has the command, the curve, the weights alpha of each head, and the comparison with the baseline."""
+    """Checks that a record has the command, the curve, the weights alpha of each head, and the comparison.
+
+    The comparison is with the baseline, whose record has none. `records` are those of the first table.
+    """
     record = records[CELL]
     assert record["updates"] == record["curve"]["updates"][-1] == 4
     assert record["parameters"] > 7000
@@ -140,7 +161,12 @@ def check_record(records):
 
 
 def check_longer_training(folder, call):
-    """A longer training continues the run as if both had been one training, and leaves the run as it is."""
+    """Checks that a longer training continues the run as if both had been one training, and leaves the run as it is.
+
+    Args:
+        folder: the folder of the data, the runs and the results.
+        call: calls reproduce.sh for a table, and returns what it prints.
+    """
     run = folder / "runs" / ROW
     files = [run / "checkpoint_last.pt", run / "train.log", run / "evaluation" / "scores.json"]
     contents = [path.read_bytes() for path in files]
@@ -162,14 +188,21 @@ def check_longer_training(folder, call):
     assert record["init"] == ROW
 
     shutil.rmtree(longer)
-    assert_refused(
-        lambda _: call("longer", "--variant", "random_vanilla", "--rerun", "--precision", "bf16"),
-        part="precision is fp32, asked for bf16",
-    )
+
+    def train_in_other_precision(_argv):
+        """Calls reproduce.sh with another precision than that of the run with which the table begins."""
+        call("longer", "--variant", "random_vanilla", "--rerun", "--precision", "bf16")
+
+    assert_refused(train_in_other_precision, part="precision is fp32, asked for bf16")
 
 
 def check_scores_with_other_options(runs, capsys):
-    """A run can be scored by hand, with other options than its recipe's."""
+    """Checks that a run can be scored by hand, with other options than its recipe's.
+
+    Args:
+        runs: the folder of the runs.
+        capsys: pytest's fixture.
+    """
     run = runs / ROW
     capsys.readouterr()
     score.main([str(run), "--average", "0", "--beam", "2", "--baseline", str(runs / BASE)])
@@ -178,22 +211,24 @@ def check_scores_with_other_options(runs, capsys):
     assert ", p = " in printed
     assert printed.count("source:    ") == 3
     assert not (run / "evaluation" / "checkpoint_avg.pt").exists()
-    assert_refused(
-        score.main, run, "--average", "99", part="found 2 of 99 update checkpoints; train on, or average fewer; "
-    )
+    too_few = "found 2 of 99 update checkpoints; train on, or average fewer; "
+    assert_refused(score.main, run, "--average", "99", part=too_few)
 
 
-@pytest.mark.parametrize("name, data, model, updates, own_sizes, bounds", [
+@pytest.mark.parametrize("name, corpus, model, updates, own_sizes, bounds", [
     ("ptb_cpu", "words", "random", 44, sizes("decoder"), {"ppl": (5, 16)}),  # of 24 words
     ("agnews_cpu", "labels", "dense_vanilla", 40, sizes("encoder"), {"accuracy": (90, 100.1)}),
     ("denoising_cpu", "spans", "dynamicconv", 20, sizes("encoder", "decoder"), {"log_ppl": (0, math.log(34))}),
     ("cnndm_cpu", "mails", "random", 10, sizes("encoder", "decoder"), {"rougeL": (0, 100), "bleu4": (0, 100)}),
 ])  # fmt: skip
-def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, prepared_corpus, tmp_path, monkeypatch):
-    """It learns, is scored on all of its test set, and is recorded with its curve."""
+def test_a_cell_of_each_task(name, corpus, model, updates, own_sizes, bounds, prepared_corpus, tmp_path, monkeypatch):
+    """The model learns, is scored on all of its test set, and is recorded with its curve.
+
+    Each metric has to be within its bounds: from the lower one to below the upper one.
+    """
     table = TABLES[name]
     column = table.columns[0]
-    data = prepared_corpus(data)
+    data = prepared_corpus(corpus)
     shorten_recipe(RECIPES[column.recipe], updates, own_sizes, monkeypatch)
     monkeypatch.setitem(TABLES, name, replace(table, data=str(data)))
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
@@ -217,7 +252,14 @@ def test_a_cell_of_each_task(name, data, model, updates, own_sizes, bounds, prep
 
 
 def shorten_recipe(recipe, updates, sizes_of_model, monkeypatch):
-    """Replaces a recipe of the catalog by one with a small model, which learns in few updates."""
+    """Replaces a recipe of the catalog by one with a small model, which learns in few updates.
+
+    Args:
+        recipe: the recipe.
+        updates: the number of updates.
+        sizes_of_model: the flags that set the sizes of the model, with their values.
+        monkeypatch: pytest's fixture.
+    """
     flags = {**recipe.flags, **sizes_of_model, "warmup-updates": "5", "dropout": "0", "lr": "0.02"}
     if "tokens-per-sample" in flags:
         flags["tokens-per-sample"] = "32"
@@ -237,18 +279,17 @@ def shorten_recipe(recipe, updates, sizes_of_model, monkeypatch):
 
 
 def check_perplexity(record, run, data):
-    """The perplexity is what fairseq-eval-lm prints, with all tokens counted."""
+    """Checks that the perplexity is what fairseq-eval-lm prints, with all tokens counted."""
     tokens = score.count_words_and_lines(data / "text" / "test.txt")
     assert record["signatures"]["ppl"].endswith(f"words+lines:{tokens}|tokens:{tokens}|block:32|context:0")
     assert f"Perplexity: {record['figures']['ppl']:.2f}" in (run / "evaluation.log").read_text()
     for option, value in (("--beam", 4), ("--test", run.parent), ("--baseline", run)):
-        assert_refused(
-            score.main, run, option, value, part=f"{option}: has no effect for the task language_modeling; remove it"
-        )
+        no_effect = f"{option}: has no effect for the task language_modeling; remove it"
+        assert_refused(score.main, run, option, value, part=no_effect)
 
 
 def check_labels(record, run, data):
-    """Every predicted label is on the line of its example."""
+    """Checks that every predicted label is on the line of its example."""
     labels = list(text.lines(data / "text" / "test.label"))
     predicted = list(text.lines(run / "evaluation" / "test.predicted"))
     num_right = sum(label == prediction for label, prediction in zip(labels, predicted))
@@ -257,7 +298,10 @@ def check_labels(record, run, data):
 
 
 def check_another_test_set(record, run, data, folder):
-    """Another test set of the same text gets the same scores, and a second folder of its name is refused."""
+    """Checks that another test set of the same text gets the same scores, and that a second one of its name is refused.
+
+    `folder` is where the folders of the other test sets are made.
+    """
     another = folder / "another"
     for side in ("source", "target"):
         write(another / f"test.{side}", text.lines(data / "text" / f"test.{side}"))
@@ -270,7 +314,7 @@ def check_another_test_set(record, run, data, folder):
 
 
 class Calls:
-    """Calls reproduce.sh with stand-ins for its steps, which only leave the files that a record is made of.
+    """Calls reproduce.sh, and takes the place of its steps, which only leave the files that a record is made of.
 
     Attributes:
         steps: the steps of the last call, such as ``train RUN``.
@@ -298,22 +342,26 @@ class Calls:
         return self.steps
 
     def prepare(self, *_, out, **__):
+        """Takes the place of `reproduce.prepare`."""
         self.steps.append(f"prepare {out.name}")
         return {}
 
     def train(self, run, data, machine):
+        """Takes the place of `reproduce.train`: leaves the files of a run, without checkpoints."""
         self.steps.append(f"train {run.folder.name}")
         hardware = "h" if machine.gpus else "a CPU, 1 thread(s)"
         steps.dump(run.folder / "run.json", {"starts": [{"commit": "c", "hardware": hardware}]})
         steps.write(run.folder / "train.log", LOG)
 
     def evaluate(self, run, settings, beam=1):
+        """Takes the place of `reproduce.evaluate`: leaves the file of the scores."""
         self.steps.append(f"evaluate {run.folder.name}")
-        figures = {"bleu": score_record("BLEU", 30.5, "nrefs:1")}
-        options = {"average": 2, "beam": beam, "lenpen": 1, "context_window": 0}
-        steps.dump(
-            run.folder / "evaluation" / "scores.json", {"figures": figures, "options": options, "commit": "later"}
-        )
+        scores = {
+            "figures": {"bleu": score_record("BLEU", 30.5, "nrefs:1")},
+            "options": {"average": 2, "beam": beam, "lenpen": 1, "context_window": 0},
+            "commit": "later",
+        }
+        steps.dump(run.folder / "evaluation" / "scores.json", scores)
 
     def compare(self, _, baseline):
         """Takes the place of the significance test of a scorer."""
@@ -357,7 +405,7 @@ def test_a_record_is_completed_when_its_baseline_is_scored(call, tmp_path):
 
 
 def test_a_record_without_its_comparison_is_written_again(call, tmp_path):
-    """As if the baseline had been scored by another process while the record was written."""
+    """A record is incomplete if another process has scored the baseline while the record was written."""
     call("first --gpus 1")
     records = load_results(tmp_path, "first", "gpu")
     incomplete_record = dict(records[CELL])
@@ -406,7 +454,8 @@ def test_a_run_that_was_scored_with_another_beam_is_scored_again_for_a_cell_that
     call("first --gpus 0")
     records = load_results(tmp_path, "first")
     for name in (ROW, BASE):
-        call.evaluate(SimpleNamespace(folder=tmp_path / "runs" / name), settings=None, beam=9)
+        run = SimpleNamespace(folder=tmp_path / "runs" / name)
+        call.evaluate(run, settings=None, beam=9)
     os.utime(tmp_path / "results" / "first" / "cpu" / f"{CELL}.json", (1, 1))  # older than the scores
     assert call("first --gpus 0") == []
     assert load_results(tmp_path, "first") == records
@@ -427,7 +476,7 @@ LOG = """\
 
 
 def test_the_log_of_a_training_is_read():
-    """A run that was resumed counts its updates once. The minutes are without what slowed it down for a while."""
+    """The updates of a run that was resumed are counted once. The minutes leave out what slowed it down for a while."""
     assert logs.read_log(LOG) == {
         "parameters": 1850624,
         "updates": 240,
@@ -441,34 +490,53 @@ def test_the_quickstart_shows_four_commands_on_its_own_data_and_run():
     process = run_script("quickstart.sh", "dense", env={"DRY_RUN": "1"})
     scripts = re.findall(r"scripts/(\w+)\.sh", process.stdout)
     assert scripts == ["prepare", "train", "evaluate", "translate"], process.stderr
-    prepare, train_command, evaluate, translate = [
-        line.split() for line in process.stdout.splitlines() if "scripts/" in line
-    ]
-    assert "data/numbers" in prepare
+    commands = [line.split() for line in process.stdout.splitlines() if "scripts/" in line]
+    prepare_command, train_command, evaluate_command, translate_command = commands
+    assert "data/numbers" in prepare_command
     assert train_command[2:4] == ["data/numbers", "dense"]
-    assert evaluate[-1] == translate[-1] == "runs/numbers-dense-seed1"
+    assert evaluate_command[-1] == "runs/numbers-dense-seed1"
+    assert translate_command[-1] == "runs/numbers-dense-seed1"
 
 
-# {cells: {what each of their jobs makes: the jobs that it waits for, by their numbers in this order}}
+class Job(NamedTuple):
+    """A job of a cluster."""
+
+    output: str  # the file that it makes
+    inputs: list  # the outputs of the jobs that it waits for
+
+
+NEWS_DATA = "data/news-en-de/bin/done"
+NEWS_SCORES = "runs/news_cpu-en-de-random-seed1/evaluation/scores.json"
+DATA_FROM_NEWS = "data/multi30k_from_news_cpu-en-de/bin/done"
+MULTI30K_DATA = "data/multi30k_cpu-en-fr/bin/done"
+MULTI30K_SCORES = "runs/multi30k_cpu-en-fr-random-seed77/evaluation/scores.json"
+
+# {cells: their jobs}
 JOBS = {
-    "multi30k_from_news_cpu --seed 1 --variant random": {
-        "data/news-en-de/bin/done": [],
-        "runs/news_cpu-en-de-random-seed1/evaluation/scores.json": [0],
-        "data/multi30k_from_news_cpu-en-de/bin/done": [0],
-        "results/multi30k_from_news_cpu/cpu/en-de-random-seed1.json": [2, 1],
-    },
-    "multi30k_14k --seed 77 --dataset en-fr --variant random": {  # which goes on with the same data
-        "data/multi30k_cpu-en-fr/bin/done": [],
-        "runs/multi30k_cpu-en-fr-random-seed77/evaluation/scores.json": [0],
-        "results/multi30k_14k/cpu/en-fr-random-seed77.json": [0, 1],
-    },
+    "multi30k_from_news_cpu --seed 1 --variant random": [
+        Job(NEWS_DATA, inputs=[]),
+        Job(NEWS_SCORES, inputs=[NEWS_DATA]),
+        Job(DATA_FROM_NEWS, inputs=[NEWS_DATA]),
+        Job("results/multi30k_from_news_cpu/cpu/en-de-random-seed1.json", inputs=[DATA_FROM_NEWS, NEWS_SCORES]),
+    ],
+    # This table continues the training of another table with the same data.
+    "multi30k_14k --seed 77 --dataset en-fr --variant random": [
+        Job(MULTI30K_DATA, inputs=[]),
+        Job(MULTI30K_SCORES, inputs=[MULTI30K_DATA]),
+        Job("results/multi30k_14k/cpu/en-fr-random-seed77.json", inputs=[MULTI30K_DATA, MULTI30K_SCORES]),
+    ],
 }
 # The options with which a job calls reproduce.sh, by the folder of the file that the job makes.
 OPTIONS = {"data": " --prepare", "runs": " --rerun", "results": ""}
 
 
 def run_snakemake(folder, cells):
-    """Returns what snakemake prints of the jobs for some cells, in a dry run, with paths relative to `folder`."""
+    """Returns what snakemake prints about the jobs for some cells, in a dry run, with paths relative to `folder`.
+
+    Args:
+        folder: the folder of the data, the runs and the results.
+        cells: the arguments of reproduce.sh that choose the cells.
+    """
     pytest.importorskip("snakemake", reason="pip install -c constraints.txt -e '.[cluster]'")
     words = f"-m snakemake -n -p --cores 2 -s {ROOT}/recipes/cluster.smk --directory {folder} --config".split()
     process = run_script(sys.executable, *words, f"cells={cells} --gpus 0 --out {folder}")
@@ -478,22 +546,24 @@ def run_snakemake(folder, cells):
 
 @pytest.mark.parametrize("cells", JOBS)
 def test_jobs_of_a_cluster(cells, tmp_path):
-    """Data, the runs that others begin with, and cells are made once each; what exists already is not made again."""
+    """Data, the runs that others begin with, and cells are made once each. Files that exist are not made again."""
     printed = run_snakemake(tmp_path, cells)
-    jobs = re.findall(
+    # the inputs, the output and the options of each job
+    printed_jobs = re.findall(
         r"rule .*:\n(?:    input: (.*)\n)?    output: (.*)\n(?:    .*\n)*Shell.*--gpus 0(.*)\) >", printed
     )
-    outputs = list(JOBS[cells])
     expected_jobs = []
-    for output, numbers in JOBS[cells].items():
-        inputs = ", ".join(outputs[number] for number in numbers)
-        kind = output.split("/")[0]
-        expected_jobs.append((inputs, output, OPTIONS[kind]))
-    assert sorted(jobs) == sorted(expected_jobs), printed
-    existing_output = tmp_path / outputs[0]
-    existing_output.parent.mkdir(parents=True)
-    existing_output.touch()
-    assert f"output: {outputs[0]}" not in run_snakemake(tmp_path, cells)
+    for job in JOBS[cells]:
+        inputs = ", ".join(job.inputs)
+        kind = job.output.split("/")[0]
+        expected_jobs.append((inputs, job.output, OPTIONS[kind]))
+    assert sorted(printed_jobs) == sorted(expected_jobs), printed
+
+    first_output = JOBS[cells][0].output
+    existing_file = tmp_path / first_output
+    existing_file.parent.mkdir(parents=True)
+    existing_file.touch()
+    assert f"output: {first_output}" not in run_snakemake(tmp_path, cells)
 
 
 def test_a_wrong_table_is_named_before_the_jobs_of_a_cluster(tmp_path):

@@ -6,7 +6,9 @@ import json
 import random
 import shlex
 import sys
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -27,7 +29,14 @@ pytestmark = pytest.mark.usefixtures("recipes_environment")
 
 
 def make_scorer(task, data, recipe="multi30k_cpu", **settings):
-    """Returns the scorer of a task for data with some settings."""
+    """Returns the scorer of a task.
+
+    Args:
+        task: a key of `SCORERS`, such as "translation".
+        data: the folder of the data.
+        recipe: the name of a recipe of the catalog.
+        settings: settings of the data that differ from those of English to German.
+    """
     settings_of_data = {
         "task": task,
         "corpus": "own",
@@ -41,14 +50,31 @@ def make_scorer(task, data, recipe="multi30k_cpu", **settings):
 
 
 def make_run(folder, data, recipe="multi30k_cpu", flags=()):
-    """Makes the folder of a run on data, without a model, and returns it."""
-    settings = {"data": data, "data_digest": train.digest_of_data(data), "arch": "a", "seed": 1, "flags": flags}
-    steps.dump(folder / "run.json", {**settings, "recipe": vars(RECIPES[recipe])})
+    """Makes the folder of a run on data, without a model, and returns it.
+
+    Args:
+        folder: the folder to make.
+        data: the folder of the data.
+        recipe: the name of a recipe of the catalog.
+        flags: flags of fairseq-train that the user has added.
+    """
+    run_settings = {
+        "data": data,
+        "data_digest": train.digest_of_data(data),
+        "arch": "a",
+        "seed": 1,
+        "flags": flags,
+        "recipe": vars(RECIPES[recipe]),
+    }
+    steps.dump(folder / "run.json", run_settings)
     return folder
 
 
 def test_perplexity_by_word(tmp_path):
-    """By hand: 3 words and 1 line end, in 6 pieces of 2 bits each, are 12 bits: 3 for each of the four."""
+    """The perplexity by word is computed by hand.
+
+    There are 3 words and 1 line end, in 6 pieces of 2 bits each. They are 12 bits, 3 for each of the four.
+    """
     log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
     write(tmp_path / "text" / "test.txt", ["a bcd ef"])
     write(tmp_path / "sub" / "test.txt", ["a b@@ cd e@@ f"])
@@ -57,9 +83,12 @@ def test_perplexity_by_word(tmp_path):
     assert scores["ppl"]["score"] == 8
     assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
     assert scores["token_ppl"]["score"] == 4
-    assert_refused(lambda _: scorer.read_scores("", tmp_path), part="contains no score")
-    assert_refused(lambda _: scorer.read_scores(log.format(5), tmp_path), part="5 of 6 tokens; .*--tokens-per-sample")
-    assert scorer.command("a", "b", 64)[-2] == 128  # a batch has room for a block
+    with_no_score = "contains no score"
+    assert_refused(lambda _argv: scorer.read_scores("", tmp_path), part=with_no_score)
+    with_too_few_tokens = "5 of 6 tokens; .*--tokens-per-sample"
+    assert_refused(lambda _argv: scorer.read_scores(log.format(5), tmp_path), part=with_too_few_tokens)
+    command = scorer.command("a", "b", 64)
+    assert command[-2] == 128  # a batch has room for a block
 
 
 @pytest.mark.parametrize("loss", ["2.885", "3.5 | nll_loss 2.885"])
@@ -122,12 +151,12 @@ def test_bpe_is_also_scored_by_the_words_of_the_tokeniser(tmp_path):
 
 @pytest.fixture
 def without_java(tmp_path, monkeypatch):
-    """Lets no program be there, and Java neither."""
+    """Hides all programs, among them Java, by a PATH with an empty folder."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
 def test_free_text(without_java):
-    """By hand: one of two words is right."""
+    """The scores are computed by hand: in the first of two texts, one of two words is right."""
     scores = metrics.score_free_text(["a dog", "the cats ran"], ["a cat", "the cats ran"])
     assert scores["rouge1"]["score"] == scores["rougeL"]["score"] == scores["rougeLsum"]["score"] == 75
     assert scores["rouge2"]["score"] == 50
@@ -138,7 +167,10 @@ def test_free_text(without_java):
 
 
 def test_sentences_of_a_summary_may_come_in_another_order():
-    """By hand: each sentence has the words of a sentence of the reference, which counts for ROUGE-Lsum only."""
+    """The order counts for ROUGE-L, but not for ROUGE-Lsum.
+
+    Each sentence has the words of a sentence of the reference.
+    """
     assert metrics.rouge(["a b . c d ."], ["c d . a b ."], "L", "Lsum") == {"L": [0.5], "Lsum": [1]}
 
 
@@ -157,13 +189,14 @@ def test_meteor_has_no_score_without_a_java_that_runs_it(without_java, tmp_path,
 
 
 def test_meteor_is_given_text_without_bars(tmp_path, monkeypatch):
-    """Three bars separate the fields of its input."""
+    """Bars are removed from the text, because three bars separate the fields of METEOR's input."""
     from pycocoevalcap.meteor.meteor import Meteor
 
-    outputs = []
+    scored_texts = []
 
     def compute_score(self, references, texts):
-        outputs.append(texts)
+        """Takes the place of METEOR's method: adds the texts to `scored_texts`, and returns a score of 0.5."""
+        scored_texts.append(texts)
         return 0.5, []
 
     (tmp_path / "java").write_text("#!/bin/sh\n")
@@ -173,15 +206,15 @@ def test_meteor_is_given_text_without_bars(tmp_path, monkeypatch):
     monkeypatch.setattr(Meteor, "__del__", lambda self: None)
     monkeypatch.setattr(Meteor, "compute_score", compute_score)
     assert metrics.score_free_text(["a ||| B", ""], ["a b", "c"])["meteor"]["score"] == 50
-    assert outputs == [{0: ["a b"], 1: [""]}]
+    assert scored_texts == [{0: ["a b"], 1: [""]}]
 
 
 @pytest.mark.parametrize("outputs, references, groups, labels, scores", [
-    # an answer that is no label is wrong for every metric, and is counted; it is no class of its own
+    # An answer that is no label is wrong for every metric, and is counted. It is no class of its own.
     ("yes yes maybe yes", "yes no yes no", "", ["no", "yes"],
      {"accuracy": 25, "f1": 40, "macro_f1": 20, "matthews": -57.74, "no_label": 1}),
     ("yes no maybe yes", "yes no yes no", "", ["no", "yes"], {"macro_f1": 58.33, "no_label": 1}),
-    # a number that is none, or is off the scale, is the farther end of it
+    # An answer that is no number, or is off the scale, counts as the end of the scale that is farther from the truth.
     ("1.0 x 3.0 9.0", "1 4 3 2", "", [], {"pearson": -29.11, "no_label": 2}),
     ("1.0 2.0 3.0", "2 4 5", "", [], {"pearson": 98.2, "spearman": 100, "no_label": 0}),
     ("1.0 1.0", "2 4", "", [], {"spearman": 0, "no_label": 0}),
@@ -189,18 +222,21 @@ def test_meteor_is_given_text_without_bars(tmp_path, monkeypatch):
     ("a b", "a a", "dev_matched dev_mismatched", ["a", "b"], {"matched": 100, "mismatched": 0, "no_label": 0}),
 ])  # fmt: skip
 def test_scores_of_answers(outputs, references, groups, labels, scores):
+    """The outputs, the references and the groups of examples are given as words of a string. Groups may be missing."""
     answers = []
-    for output, reference, group in itertools.zip_longest(
-        outputs.split(), references.split(), groups.split(), fillvalue=""
-    ):
+    words_of_answers = itertools.zip_longest(outputs.split(), references.split(), groups.split(), fillvalue="")
+    for output, reference, group in words_of_answers:
         answers.append(Answer(output, reference, group, ()))
-    names = [name for name in scores if name != "no_label"]  # which is always counted
-    records = metrics.score_answers(answers, labels, names)
+    metric_names = [name for name in scores if name != "no_label"]  # which is always counted
+    records = metrics.score_answers(answers, labels, metric_names)
     assert {name: record["score"] for name, record in records.items()} == scores
 
 
 def test_the_best_of_several_right_answers_counts():
-    """By hand, of words without case, punctuation and articles: 1, and 2/3 of two words of which one is right."""
+    """The scores are computed by hand, for words without case, punctuation and articles.
+
+    The first answer has the F1 score 1. The second answer has 2/3, as one of its two words is right.
+    """
     answers = [
         Answer("the big dog", "cat", "", ("cat", "Big dog!")),
         Answer("a tall man", "man", "", ("man",)),
@@ -211,7 +247,7 @@ def test_the_best_of_several_right_answers_counts():
 
 
 def test_mcnemars_test_of_labels(tmp_path):
-    """By hand: 1 won and 6 lost of 7 have the two-sided probability 2 * (1 + 7) / 2**7."""
+    """The p value is computed by hand: 1 won and 6 lost of 7 have the two-sided probability 2 * (1 + 7) / 2**7."""
     scorer = make_scorer("sentence_prediction", tmp_path)
     before = ["b", *"a" * 9]
     after = ["a", *"b" * 6, *"a" * 3]
@@ -225,9 +261,9 @@ def test_mcnemars_test_of_labels(tmp_path):
 @pytest.mark.parametrize(
     "corpus, right_answers, before, after, references, metric",
     [
-        # capitals do not count
+        # Capitals do not count.
         ("rte", [[]] * 4, ["x"] * 4, ["Entailment", "Not_entailment"] * 2, ["entailment", "not_entailment"] * 2, "acc"),
-        # the numbers of STS-B are those before they were rounded
+        # The right answers of STS-B are the numbers before they were rounded.
         ("stsb", [["1.1"], ["2.3"], ["4.0"]], ["3.0"] * 3, ["1.1", "2.3", "4.0"], ["1.2", "2.2", "4.0"], "Pearson"),
         ("aeslc", [[]] * 3, ["x"] * 3, ["a b", "c", "d"], ["a b", "c", "d"], "ROUGE-L"),
     ],
@@ -235,8 +271,10 @@ def test_mcnemars_test_of_labels(tmp_path):
 def test_runs_are_compared_in_the_first_metric_of_the_corpus(
     corpus, right_answers, before, after, references, metric, tmp_path
 ):
-    write(tmp_path / "test.answers", [json.dumps(["", answers]) for answers in right_answers])
-    test = make_scorer("text_to_text", tmp_path, corpus=corpus).test_significance(before, after, references)
+    lines = [json.dumps(["", answers]) for answers in right_answers]
+    write(tmp_path / "test.answers", lines)
+    scorer = make_scorer("text_to_text", tmp_path, corpus=corpus)
+    test = scorer.test_significance(before, after, references)
     assert test["metric"].startswith(metric)
     assert test["baseline"] == 0
     assert test["score"] == 100
@@ -246,16 +284,35 @@ def test_runs_are_compared_in_the_first_metric_of_the_corpus(
 @pytest.mark.parametrize("number_recorded", [1, 3])
 def test_recorded_answers_that_do_not_fit_the_test_set_are_refused(number_recorded, tmp_path):
     """test.answers has a line for each example. With another number of lines, nothing is scored."""
-    write(tmp_path / "test.answers", [json.dumps(["", []])] * number_recorded)
+    line = json.dumps(["", []])
+    write(tmp_path / "test.answers", [line] * number_recorded)
     scorer = make_scorer("text_to_text", tmp_path, corpus="rte")
-    assert_refused(
-        lambda _: scorer.score_outputs(["x"] * 2, ["entailment"] * 2, log=""),
-        part=[f"test.answers: has {number_recorded} line", "has 2 examples", "remove the folder"],
-    )
+
+    def score_two_outputs(_argv):
+        """Scores two right outputs."""
+        scorer.score_outputs(["x"] * 2, ["entailment"] * 2, log="")
+
+    parts = [f"test.answers: has {number_recorded} line", "has 2 examples", "remove the folder"]
+    assert_refused(score_two_outputs, part=parts)
+
+
+def make_references(rng):
+    """Returns 200 sentences of 5 to 12 random letters, which are their words."""
+    sentences = []
+    for _ in range(200):
+        words = rng.choices("abcdefgh", k=rng.randint(5, 12))
+        sentences.append(" ".join(words))
+    return sentences
 
 
 def damage(share, text_lines, rng):
-    """Returns lines in which so large a share of the words is replaced by x."""
+    """Returns lines in which some words are replaced by x.
+
+    Args:
+        share: the probability with which a word is replaced.
+        text_lines: the lines.
+        rng: the generator of random numbers.
+    """
     damaged_lines = []
     for line in text_lines:
         words = ["x" if rng.random() < share else word for word in line.split()]
@@ -264,33 +321,34 @@ def damage(share, text_lines, rng):
 
 
 def test_the_bootstrap(tmp_path):
-    """It is two-sided, has 10,000 resamples, and is what its definition gives with sacreBLEU's scores."""
+    """The test is two-sided, has 10,000 resamples, and is what its definition gives with sacreBLEU's scores."""
     rng = random.Random(2)
     scorer = make_scorer("translation", tmp_path, lowercase=True)
-    all_references = [" ".join(rng.choices("abcdefgh", k=rng.randint(5, 12))) for _ in range(200)]
-    references = all_references[:40]
+    references = make_references(rng)[:40]
     before = damage(0.3, references, rng)
     after = damage(0.35, references, rng)
 
-    def bleu(outputs, numbers):
+    def compute_bleu(outputs, numbers):
         """Returns BLEU of the sentences with these numbers."""
         chosen_outputs = [outputs[number] for number in numbers]
         chosen_references = [references[number] for number in numbers]
         return scorer.bleu().corpus_score(chosen_outputs, [chosen_references]).score
 
     test = scorer.test_significance(before, after, references)
-    assert test["baseline"] == round(bleu(before, range(40)), 2)
-    assert test["score"] == round(bleu(after, range(40)), 2)
+    assert test["baseline"] == round(compute_bleu(before, range(40)), 2)
+    assert test["score"] == round(compute_bleu(after, range(40)), 2)
     assert 0.05 < test["p_value"] < 0.9
     assert "case:lc" in test["signature"]
     assert "|samples:10000|" in test["signature"]
-    assert scorer.test_significance(after, before, references)["p_value"] == test["p_value"]
+    test_of_exchanged_outputs = scorer.test_significance(after, before, references)
+    assert test_of_exchanged_outputs["p_value"] == test["p_value"]
 
     measured_difference = test["score"] - test["baseline"]
     num_samples = 400
     num_as_large = 0
-    for numbers in numpy.random.default_rng(7).integers(40, size=(num_samples, 40)):
-        difference = bleu(after, numbers) - bleu(before, numbers)
+    samples = numpy.random.default_rng(7).integers(40, size=(num_samples, 40))
+    for numbers in samples:
+        difference = compute_bleu(after, numbers) - compute_bleu(before, numbers)
         if abs(difference - measured_difference) >= abs(measured_difference):
             num_as_large += 1
     largest_standard_error = (0.25 / num_samples) ** 0.5
@@ -300,9 +358,11 @@ def test_the_bootstrap(tmp_path):
 def test_the_p_value_of_a_large_difference_is_small_enough_for_any_correction(tmp_path):
     """By Holm's method, the smallest of 300 p values has to be below 0.05 / 300."""
     rng = random.Random(2)
-    references = [" ".join(rng.choices("abcdefgh", k=rng.randint(5, 12))) for _ in range(200)]
+    references = make_references(rng)
     scorer = make_scorer("translation", tmp_path, lowercase=True)
-    test = scorer.test_significance(damage(0.3, references, rng), damage(0.8, references, rng), references)
+    before = damage(0.3, references, rng)
+    after = damage(0.8, references, rng)
+    test = scorer.test_significance(before, after, references)
     assert test["p_value"] < 0.05 / 300
 
 
@@ -314,13 +374,14 @@ BAD = "x x x x"
     "before, after",
     [
         ([GOOD, GOOD], [GOOD, GOOD]),
-        ([BAD, BAD], ["y", "z"]),  # other translations of the same score
-        ([GOOD, BAD], [BAD, GOOD]),  # each is better once
+        ([BAD, BAD], ["y", "z"]),  # the translations differ, and have the same score
+        ([GOOD, BAD], [BAD, GOOD]),  # each system is better once
     ],
 )
 def test_no_difference_is_not_significant(before, after, tmp_path):
     scorer = make_scorer("translation", tmp_path, lowercase=True)
-    assert scorer.test_significance(before, after, [GOOD.upper()] * 2)["p_value"] == 1
+    test = scorer.test_significance(before, after, [GOOD.upper()] * 2)
+    assert test["p_value"] == 1
 
 
 @pytest.fixture
@@ -333,6 +394,7 @@ def refusing_run(tmp_path, monkeypatch):
     write(data / "test.de", ["eins"])
 
     def run_command(argv, log):
+        """Takes the place of `score.run_command`."""
         with pytest.raises(steps.Busy), steps.locked(log.parent / ".evaluation.lock"):
             pass
         raise steps.UserError(" ".join(map(str, argv)))
@@ -356,7 +418,12 @@ def test_a_baseline_has_to_be_evaluated_on_the_same_test_set(refusing_run, tmp_p
     advice = f"call evaluate.sh {base} --test DIR, then this command"
     other_test_set = f"--baseline {base}: scored on another test set; {advice}"
     assert_refused(score.main, refusing_run, "--baseline", base, part=other_test_set)
-    left_files = [path.name for path in refusing_run.iterdir() if path.suffix != ".log" and path.name[0] != "."]
+    left_files = []
+    for path in refusing_run.iterdir():
+        is_log = path.suffix == ".log"
+        is_hidden = path.name.startswith(".")
+        if not is_log and not is_hidden:
+            left_files.append(path.name)
     assert left_files == ["run.json"]
 
 
@@ -374,9 +441,17 @@ def test_a_language_model_is_evaluated_with_the_flags_of_its_training(refusing_r
     assert_refused(score.main, run, "--average", 0, part="fairseq-eval-lm .*--tokens-per-sample 64 ")
 
 
+class Evaluated(NamedTuple):
+    """A run whose evaluation calls commands that fail."""
+
+    run: Path
+    data: Path  # with a test set
+    commands: list  # the commands that have been called
+
+
 @pytest.fixture
 def evaluated(tmp_path, monkeypatch):
-    """Returns a run, its data with a test set, and a list of the commands that its evaluation calls; each fails."""
+    """Returns an `Evaluated`, whose evaluation has not been started."""
     data = make_data(tmp_path / "data", subwords="bpe", lowercase=None)
     run = make_run(tmp_path / "run", data)
     write(data / "test.en", ["one"])
@@ -384,17 +459,19 @@ def evaluated(tmp_path, monkeypatch):
     commands = []
 
     def fail(argv, log):
-        commands.append(" ".join(map(str, argv)))
+        """Takes the place of `score.run_command`: adds the command to `commands`, and fails."""
+        command = " ".join(map(str, argv))
+        commands.append(command)
         log.touch()
         raise steps.UserError("it said nothing")
 
     monkeypatch.setattr(score, "run_command", fail)
-    return run, data, commands
+    return Evaluated(run, data, commands)
 
 
 @pytest.mark.parametrize("checkpoints", [0, 4])
 def test_after_a_short_training_the_best_checkpoint_is_scored(checkpoints, evaluated, capsys):
-    run, _, commands = evaluated
+    run = evaluated.run
     for number in range(checkpoints):
         (run / f"checkpoint_1_{number}.pt").touch()
     (run / "checkpoint_best.pt").touch()
@@ -402,40 +479,41 @@ def test_after_a_short_training_the_best_checkpoint_is_scored(checkpoints, evalu
     printed = capsys.readouterr().out
     has_too_few = f"{run}: only {checkpoints} of the 5 checkpoints that its recipe averages"
     assert f"{has_too_few}; scoring checkpoint_best.pt" in printed
-    (command,) = commands
+    (command,) = evaluated.commands
     assert f"--path {run}/checkpoint_best.pt " in command
 
 
 def test_an_average_that_is_asked_for_is_not_replaced(evaluated):
-    run, _, commands = evaluated
-    (run / "checkpoint_best.pt").touch()
-    assert_refused(score.main, run, "--average", 3, part="it said nothing")
-    assert "average_checkpoints.py" in commands[0]
-    assert commands[0].split().count("3") == 1
+    (evaluated.run / "checkpoint_best.pt").touch()
+    assert_refused(score.main, evaluated.run, "--average", 3, part="it said nothing")
+    first_command = evaluated.commands[0]
+    assert "average_checkpoints.py" in first_command
+    assert first_command.split().count("3") == 1
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "long"])
 def test_a_length_penalty_is_a_number(value, evaluated):
-    run, _, _ = evaluated
     for main in (score.main, translate.main):
-        assert_refused(main, run, f"--lenpen={value}", part=f"--lenpen: {value}: must be a number")
+        assert_refused(main, evaluated.run, f"--lenpen={value}", part=f"--lenpen: {value}: must be a number")
 
 
 def test_a_test_sentence_that_is_too_long_is_refused_with_what_evaluate_can_do(evaluated):
-    run, data, commands = evaluated
+    run = evaluated.run
+    data = evaluated.data
     write(data / "sub" / "test.de", ["a", "b " * 1024])
     write(data / "sub" / "test.en", ["a", "b"])
     too_long = "test.de: line 2 of the test set has 1025 tokens, the model takes 1024; .*evaluate.sh .*/run --test DIR"
     assert_refused(score.main, run, part=too_long)
-    assert not commands
+    assert not evaluated.commands
     make_run(run, data, flags=["--max-source-positions", "1100", "--max-target-positions=1100"])
     assert_refused(score.main, run, "--average", "0", part="it said nothing")
-    assert "--max-source-positions 1100 --max-target-positions 1100" in commands[0]
+    first_command = evaluated.commands[0]
+    assert "--max-source-positions 1100 --max-target-positions 1100" in first_command
 
 
 def test_a_full_disk_is_named(evaluated, monkeypatch):
     """A command that fails for this reason cannot write to its log."""
-    run, _, _ = evaluated
+    run = evaluated.run
     monkeypatch.setattr(score.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
     assert_refused(score.main, run, part=f"{run}/evaluation.log: No space left on device; make room")
 
@@ -453,16 +531,15 @@ def test_a_folder_whose_name_fairseq_misreads_is_refused(tmp_path):
     ("--nb=2", "--nbest 2: translate.sh writes one line per sentence; remove the flag"),
 ])  # fmt: skip
 def test_flags_that_change_the_input_or_the_number_of_lines_are_refused(flags, part, evaluated, tmp_path):
-    run, _, _ = evaluated
-    (run / "checkpoint_best.pt").touch()
+    (evaluated.run / "checkpoint_best.pt").touch()
     file = tmp_path / "x"
     words = flags.format(file=file).split()
-    assert_refused(translate.main, run, "--", *words, part=part.format(file=file))
+    assert_refused(translate.main, evaluated.run, "--", *words, part=part.format(file=file))
 
 
 @pytest.mark.parametrize("name", ["wmt", "pieces", "mails", "dialogues"])
 def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus, tmp_path, monkeypatch, capsys):
-    """And fairseq-interactive splits nothing itself."""
+    """translate.sh splits its input as prepare.sh splits a test set, and fairseq-interactive splits nothing itself."""
     data = prepared_corpus(name)
     settings = steps.load(data / "settings.json")
     file_name = f"test.{settings['src']}"
@@ -473,9 +550,10 @@ def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus, tmp_
     assert prepared_lines == list(text.lines(data / "sub" / file_name))
 
     monkeypatch.setenv("DRY_RUN", "1")
-    translate.main([str(make_run(tmp_path / "run", data, "pairs_cpu"))])
-    command = shlex.split(capsys.readouterr().err.splitlines()[-1])
-    flags = command[2:]  # without "+ fairseq-interactive"
+    run = make_run(tmp_path / "run", data, "pairs_cpu")
+    translate.main([str(run)])
+    printed_command = capsys.readouterr().err.splitlines()[-1]
+    _plus, _fairseq_interactive, *flags = shlex.split(printed_command)
     parser = options.get_interactive_generation_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, flags))
     assert encoders.build_tokenizer(cfg.tokenizer) is None
@@ -483,7 +561,7 @@ def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus, tmp_
 
 
 def test_a_lone_beginning_of_a_word_stays_at_a_cut(prepared_corpus):
-    """fairseq would not find it anew in the text that is cut there."""
+    """The input is cut behind such a piece and keeps it, as fairseq would not find it anew in the text that is cut."""
     data = prepared_corpus("pieces")
     split = subwords.make_piece_splitter(data / "pieces.model")
     word_beginning = "\u2581"
@@ -520,6 +598,7 @@ class Translator:
         monkeypatch.setattr(translate, "shell", self.shell)
 
     def shell(self, command, stdin_text):
+        """Takes the place of `translate.shell`: returns the lines of the input as fairseq-interactive's output."""
         self.inputs.append(stdin_text)
         hypotheses = [f"H-{number}\t-1\t{line}\n" for number, line in enumerate(stdin_text.splitlines())]
         return "".join(hypotheses)
@@ -543,7 +622,7 @@ def translator(tmp_path, monkeypatch, capsys):
 
 
 def test_each_line_is_translated_and_an_empty_line_stays_empty(translator):
-    """Only a line feed ends a line."""
+    """Only a line feed ends a line. Other separators of lines become blanks."""
     printed, error = translator("\ufeff A\u2028 B\x85c\rd \n\ne".encode())
     assert printed == "A B c d\n\ne\n"
     assert translator.inputs == ["A B c d\ne\n"]
@@ -565,7 +644,11 @@ def test_constraints_stay_behind_a_tab(translator):
 
 
 def test_text_that_is_not_utf8_is_refused(translator):
-    assert_refused(lambda _: translator(b"a\xff"), part="standard input is not UTF-8")
+    def translate_other_bytes(_argv):
+        """Translates a line with a byte that UTF-8 does not have."""
+        translator(b"a\xff")
+
+    assert_refused(translate_other_bytes, part="standard input is not UTF-8")
 
 
 def test_a_language_model_does_not_translate(translator, tmp_path):
@@ -573,4 +656,9 @@ def test_a_language_model_does_not_translate(translator, tmp_path):
     steps.dump(data / "settings.json", {"task": "language_modeling"})
     make_run(translator.run, data, "ptb_cpu")
     no_pairs = "was trained for language_modeling; translate.sh needs a run for pairs of text"
-    assert_refused(lambda _: translator(b"a"), part=no_pairs)
+
+    def translate_letter(_argv):
+        """Translates a single letter."""
+        translator(b"a")
+
+    assert_refused(translate_letter, part=no_pairs)
