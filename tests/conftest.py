@@ -342,18 +342,18 @@ def monolingual(make_once, data):
 def prepared_corpus(make_once):
     """Provides a function ``prepared_corpus(name)``, which returns a folder that scripts/prepare.sh has made.
 
-    `name` is one of the small corpora in the dictionary PREPARED of small_text.py.
+    `name` is one of the small corpora in the dictionary SMALL_CORPORA of small_text.py.
     """
     from helpers import run_programs_in_process
-    from small_text import PREPARED, prepare
+    from small_text import SMALL_CORPORA, prepare
 
     from recipes.prepare import main
 
     def prepare_corpus(name):
-        _, arguments, _ = PREPARED[name]
-
         def make(folder):
-            other = prepare_corpus("wmt").parent if "{other}" in arguments else folder
+            other = folder
+            if "{other}" in SMALL_CORPORA[name].command:
+                other = prepare_corpus("wmt").parent  # the folder that contains "wmt"
             with run_programs_in_process():
                 prepare(name, folder, other, main)
 

@@ -15,7 +15,7 @@ from fairseq.data.encoders.moses_tokenizer import MosesTokenizer as FairseqMoses
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceBPE
 from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from helpers import assert_refused, run_script
-from small_text import sizes
+from small_text import small_model_flags
 
 from recipes import checks, languages, metrics, prepare, train, translate
 from recipes.steps import ROOT, as_arguments, load
@@ -26,7 +26,7 @@ PAGE = yaml.safe_load((ROOT / "tests" / "sentences.yaml").read_text(encoding="ut
 LANGUAGES = [language for language in PAGE if language != "en"]
 # arguments of train.sh: two updates of a small model
 TRAINING = "--max-update 2 --save-every 2 -- --validate-interval-updates 2 --data-buffer-size 0".split()
-TRAINING += as_arguments(sizes("encoder", "decoder"))
+TRAINING += as_arguments(small_model_flags("encoder", "decoder"))
 # environment variables of a locale that has ASCII alone
 ASCII_LOCALE = {
     "LC_ALL": "C",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, assert_refused
-from small_text import PREPARED, VERSIONS, digest, parallel, write
+from small_text import SMALL_CORPORA, VERSIONS, compute_digest, write, write_parallel_text
 
 from recipes import pairs, prepare, steps, subwords
 from recipes import text as read_text
@@ -23,26 +23,25 @@ from recipes.pairs import FilePair, Pair, read_pairs
 pytestmark = pytest.mark.usefixtures("programs_in_process")
 
 
-@pytest.mark.parametrize("name", PREPARED)
+@pytest.mark.parametrize("name", SMALL_CORPORA)
 def test_the_data_stay_as_they_were(prepared_corpus, name):
     """Text, tokens, subwords and binarised data are the same byte for byte, also with two processes."""
     installed_versions = {package: importlib.metadata.version(package) for package in VERSIONS}
     if installed_versions != VERSIONS:
         pytest.skip(f"the digests are of {VERSIONS}")
-    _make_text, _arguments, expected_digest = PREPARED[name]
-    assert digest(prepared_corpus(name)) == expected_digest
+    assert compute_digest(prepared_corpus(name)) == SMALL_CORPORA[name].digest
 
 
 def test_numbers_stay_as_they_were(tmp_path):
     argv = f"scripts/make_numbers.py en de {tmp_path}/text --train 400 --held-out 50 --seed 2"
     subprocess.run([sys.executable, *argv.split()], cwd=ROOT, check=True)
-    assert digest(tmp_path) == "bb21f9558840b8d4"
+    assert compute_digest(tmp_path) == "bb21f9558840b8d4"
 
 
 @pytest.fixture
 def raw(tmp_path):
-    """Returns a folder of text in English and German, as `parallel` writes it."""
-    parallel(tmp_path / "raw")
+    """Returns a folder of text in English and German, as `write_parallel_text` writes it."""
+    write_parallel_text(tmp_path / "raw")
     return tmp_path / "raw"
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from helpers import ROOT, assert_refused, run_script, used_weights
-from small_text import LABELS, parallel, sizes, write
+from small_text import LABELS, small_model_flags, write, write_parallel_text
 
 from recipes import catalog, logs, reproduce, score, steps, text, train
 from recipes.catalog import RECIPES, TABLES, Column
@@ -34,7 +34,7 @@ def tables(tmp_path, monkeypatch):
     base = RECIPES["multi30k_cpu"]
     small_recipe = replace(
         base,
-        flags={**base.flags, **sizes("encoder", "decoder"), "warmup-updates": "2", "data-buffer-size": "0"},
+        flags={**base.flags, **small_model_flags("encoder", "decoder"), "warmup-updates": "2", "data-buffer-size": "0"},
         max_update=4,
         save_every=2,
         average=2,
@@ -92,7 +92,7 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     The functions that begin with ``check_`` describe the records and the files that it leaves.
     """
     for corpus in ("own", "other"):  # each corpus is in a folder of its name
-        parallel(tmp_path / "from" / corpus)
+        write_parallel_text(tmp_path / "from" / corpus)
     write(tmp_path / "from" / "other" / "valid.en", ["other words"] * 12)
 
     def call(table, *options):
@@ -215,34 +215,71 @@ def check_scores_with_other_options(runs, capsys):
     assert_refused(score.main, run, "--average", "99", part=too_few)
 
 
-@pytest.mark.parametrize("name, corpus, model, updates, own_sizes, bounds", [
-    ("ptb_cpu", "words", "random", 44, sizes("decoder"), {"ppl": (5, 16)}),  # of 24 words
-    ("agnews_cpu", "labels", "dense_vanilla", 40, sizes("encoder"), {"accuracy": (90, 100.1)}),
-    ("denoising_cpu", "spans", "dynamicconv", 20, sizes("encoder", "decoder"), {"log_ppl": (0, math.log(34))}),
-    ("cnndm_cpu", "mails", "random", 10, sizes("encoder", "decoder"), {"rougeL": (0, 100), "bleu4": (0, 100)}),
-])  # fmt: skip
-def test_a_cell_of_each_task(name, corpus, model, updates, own_sizes, bounds, prepared_corpus, tmp_path, monkeypatch):
+class Cell(NamedTuple):
+    """A cell of a table, on a small corpus.
+
+    Attributes:
+        table: the name of the table.
+        corpus: a key of SMALL_CORPORA.
+        model: the row of the table.
+        updates: the number of updates.
+        sides: the sides of the model, encoder or decoder or both.
+        bounds: {metric: its lower bound and its upper bound, which it may not reach}.
+    """
+
+    table: str
+    corpus: str
+    model: str
+    updates: int
+    sides: list[str]
+    bounds: dict[str, tuple[float, float]]
+
+
+CELLS = [
+    Cell("ptb_cpu", "words", "random", updates=44, sides=["decoder"], bounds={"ppl": (5, 16)}),  # of 24 words
+    Cell("agnews_cpu", "labels", "dense_vanilla", updates=40, sides=["encoder"], bounds={"accuracy": (90, 100.1)}),
+    Cell(
+        "denoising_cpu",
+        "spans",
+        "dynamicconv",
+        updates=20,
+        sides=["encoder", "decoder"],
+        bounds={"log_ppl": (0, math.log(34))},
+    ),
+    Cell(
+        "cnndm_cpu",
+        "mails",
+        "random",
+        updates=10,
+        sides=["encoder", "decoder"],
+        bounds={"rougeL": (0, 100), "bleu4": (0, 100)},
+    ),
+]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.table)
+def test_a_cell_of_each_task(cell, prepared_corpus, tmp_path, monkeypatch):
     """The model learns, is scored on all of its test set, and is recorded with its curve.
 
     Each metric has to be within its bounds: from the lower one to below the upper one.
     """
-    table = TABLES[name]
+    table = TABLES[cell.table]
     column = table.columns[0]
-    data = prepared_corpus(corpus)
-    shorten_recipe(RECIPES[column.recipe], updates, own_sizes, monkeypatch)
-    monkeypatch.setitem(TABLES, name, replace(table, data=str(data)))
+    data = prepared_corpus(cell.corpus)
+    shorten_recipe(RECIPES[column.recipe], cell.updates, small_model_flags(*cell.sides), monkeypatch)
+    monkeypatch.setitem(TABLES, cell.table, replace(table, data=str(data)))
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
     monkeypatch.setattr(reproduce, "prepare", lambda *_, **__: train.read_data_settings(data))
     monkeypatch.setattr(score.metrics.shutil, "which", lambda name: None)  # Java takes long to start
-    reproduce.main([name, "--variant", model, "--seed", "1", "--out", str(tmp_path)])
+    reproduce.main([cell.table, "--variant", cell.model, "--seed", "1", "--out", str(tmp_path)])
 
-    (record,) = load_results(tmp_path, name).values()
-    assert record["updates"] == record["curve"]["updates"][-1] == updates
+    (record,) = load_results(tmp_path, cell.table).values()
+    assert record["updates"] == record["curve"]["updates"][-1] == cell.updates
     assert record["curve"]["valid_loss"]
-    for metric, (low, high) in bounds.items():
+    for metric, (low, high) in cell.bounds.items():
         assert low <= record["figures"][metric] < high, record["figures"]
     assert record["signatures"].keys() == record["figures"].keys()
-    run = tmp_path / "runs" / f"{name}-{column.name}-{model}-seed1"
+    run = tmp_path / "runs" / f"{cell.table}-{column.name}-{cell.model}-seed1"
     if table.task == "language_modeling":
         check_perplexity(record, run, data)
     elif table.task == "sentence_prediction":

@@ -17,7 +17,7 @@ from helpers import (
     run_script,
     train_model,
 )
-from small_text import sizes
+from small_text import small_model_flags
 
 from fairseq_synth.errors import SynthesizerError
 from recipes import score, steps, train, translate
@@ -141,7 +141,7 @@ def example(make_once, prepared_corpus):
     def make(folder):
         import make_example
 
-        flags = {**sizes("encoder", "decoder"), "warmup-updates": "2", "validate-after-updates": "0"}
+        flags = {**small_model_flags("encoder", "decoder"), "warmup-updates": "2", "validate-after-updates": "0"}
         argv = [prepared_corpus("wmt"), "random_vanilla", "--save-dir", folder / "run", "--max-update", "4"]
         argv += ["--save-every", "2", "--", *steps.as_arguments(flags), "--validate-interval-updates", "2"]
         with run_programs_in_process(), pytest.MonkeyPatch.context() as patch:
