@@ -306,6 +306,20 @@ def pad_batch(sentences, left, pad=1):
     return batch
 
 
+def remove_flags(arguments, *names):
+    """Returns the arguments of a command without the flags that have these names, and without the flags' values.
+
+    Args:
+        arguments: a list of strings, such as RECIPE.
+        names: the names, such as "--seed". Each of these flags has to be there, with one value.
+    """
+    rest = list(arguments)
+    for name in names:
+        position = rest.index(name)
+        del rest[position : position + 2]  # the name and its value
+    return rest
+
+
 def run_cli(main, *argv, stdin=None, form=None):
     """Runs a command of fairseq in this process; returns a pair of strings: what it printed, and what it logged.
 

@@ -3,8 +3,10 @@
 import os
 import re
 import runpy
-import subprocess
+import shutil
 import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from helpers import (
     get_error_line,
     make_text,
     read_losses,
+    remove_flags,
     run_cli,
     run_program,
     train_model,
@@ -29,110 +32,175 @@ from helpers import (
 )
 
 from fairseq_synth.errors import SynthesizerError
+from fairseq_synth.transformer import SynthesizerTransformer
+from scripts import average_checkpoints
+
+SPLITS = ("train", "valid", "test")
+ALL_TEST_SENTENCES = list(range(TEST_SENTENCES))  # the numbers of the sentences of a test set
+RANDOM = "transformer_synth_random_multi30k"
+RANDOM_VANILLA = "transformer_synth_random_vanilla_multi30k"
+
+
+# ---- helpers
+
+
+def get_translations(printed):
+    """Returns {number of a sentence: its translation} from what fairseq-generate or fairseq-interactive prints."""
+    return {int(number): text for number, text in re.findall(r"^H-(\d+)\t\S+\t(.*)$", printed, flags=re.M)}
+
+
+def get_references(printed):
+    """Returns {number of a sentence: its reference translation} from what fairseq-generate prints."""
+    return {int(number): text for number, text in re.findall(r"^T-(\d+)\t(.*)$", printed, flags=re.M)}
+
+
+def load_checkpoint(path):
+    """Returns what is in a checkpoint: a dictionary with the entries "model", "cfg", "extra_state" and others."""
+    return checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def write_lines(path, lines):
+    """Writes lines of text to a file."""
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def get_id_of_flag(value):
+    """Returns the part of a test's name that stands for a list of words: the first word if it is a flag, or nothing."""
+    first_word = value[0]
+    if first_word.startswith("--"):
+        return first_word
+    return ""
+
+
+def assert_has_parts(line, parts):
+    """Checks that a line, which is an error message, has each of several parts."""
+    for part in parts:
+        assert part in line, line
+
+
+def assert_failed_with_one_line(process, part):
+    """Checks that a program has failed, and that it has printed one line that says what to mend, and no traceback.
+
+    Args:
+        process: a subprocess.CompletedProcess.
+        part: what the line has to contain.
+    """
+    assert process.returncode != 0
+    assert "Traceback" not in process.stderr, process.stderr
+    last_line = process.stderr.strip().splitlines()[-1]
+    assert part in last_line, process.stderr
+
+
+# ---- a trained model: translation, validation, averages, from Python
 
 
 @pytest.fixture(scope="session")
 def trained(data, make_once):
-    """A model that has learned to turn short sentences around, with --eval-bleu and three epochs' checkpoints."""
+    """Provides the folder of a model that has learned to turn short sentences around.
+
+    It has been trained with --eval-bleu, and the checkpoints of the last three epochs are there.
+    """
 
     def make(save):
-        bleu = ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}', "--best-checkpoint-metric", "bleu"]
-        bleu += ["--maximize-best-checkpoint-metric", "--validate-interval", "6", "--keep-last-epochs", "3"]
-        log = train_model(data, save, "--max-tokens", "400", "--max-epoch", "12", *bleu)
+        flags = ["--max-tokens", "400", "--max-epoch", "12", "--validate-interval", "6", "--keep-last-epochs", "3"]
+        flags += ["--eval-bleu", "--eval-bleu-args", '{"beam": 2}']
+        flags += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
+        log = train_model(data, save, *flags)
         assert log.count('"valid_bleu"') == 2
 
     return make_once("trained", make)
 
 
-def translations(out):
-    return {int(m[1]): m[2] for m in re.finditer(r"^H-(\d+)\t\S+\t(.*)$", out, flags=re.M)}
-
-
-def test_learns(trained):
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(trained / "checkpoint_last.pt"))
-    assert state["extra_state"]["best"] > 1  # BLEU on the validation set
+def test_a_model_learns_to_translate(trained):
+    """Its best BLEU on the validation set is above 1."""
+    state = load_checkpoint(trained / "checkpoint_last.pt")
+    best_bleu = state["extra_state"]["best"]
+    assert best_bleu > 1
 
 
 @pytest.mark.parametrize("left_pad", [[], ["--left-pad-source"]], ids=["left", "right"])
 def test_generate_translates_every_sentence(data, trained, left_pad):
-    """All of them by default, the same in batches padded on either side as alone."""
-    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--beam", "3", "--max-len-a", "0"]
-    out, _ = run_cli(generate.cli_main, *argv, "--max-len-b", "14", *left_pad)
-    alone, _ = run_cli(generate.cli_main, *argv, "--max-len-b", "14", "--batch-size", "1")
-    assert sorted(translations(out)) == list(range(TEST_SENTENCES))
-    assert translations(out) == translations(alone)
-    assert "BLEU" in out or "BLEU" in _
+    """It translates all of them by default, and the same in batches padded on either side as alone."""
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
+    argv += ["--beam", "3", "--max-len-a", "0", "--max-len-b", "14"]
+    printed, logged = run_cli(generate.cli_main, *argv, *left_pad)
+    printed_alone, _ = run_cli(generate.cli_main, *argv, "--batch-size", "1")
+    assert sorted(get_translations(printed)) == ALL_TEST_SENTENCES
+    assert get_translations(printed) == get_translations(printed_alone)
+    assert "BLEU" in printed or "BLEU" in logged
 
 
 def test_generate_with_prefix_and_alignment(data, trained):
+    """With --prefix-size 2, a translation begins as its reference. With --print-alignment, each has an alignment."""
     argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
-    out, _ = run_cli(generate.cli_main, *argv, "--prefix-size", "2", "--print-alignment")
-    references = {int(m[1]): m[2] for m in re.finditer(r"^T-(\d+)\t(.*)$", out, flags=re.M)}
-    for i, hypothesis in translations(out).items():
-        assert hypothesis.split()[:2] == references[i].split()[:2]
-    assert len(re.findall(r"^A-\d+", out, flags=re.M)) == TEST_SENTENCES
+    printed, _ = run_cli(generate.cli_main, *argv, "--prefix-size", "2", "--print-alignment")
+    references = get_references(printed)
+    for number, translation in get_translations(printed).items():
+        assert translation.split()[:2] == references[number].split()[:2]
+    assert len(re.findall(r"^A-\d+", printed, flags=re.M)) == TEST_SENTENCES
 
 
-def test_interactive(data, trained):
-    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--buffer-size", "3"]
-    out, _ = run_cli(interactive.cli_main, *argv, "--max-tokens", "100", stdin="w1 w2\nw3\nw4 w5 w6\nw7 w7\n")
-    assert sorted(translations(out)) == [0, 1, 2, 3]
+def test_interactive_translates_every_line(data, trained):
+    """fairseq-interactive translates four lines, of which it reads up to three at a time."""
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
+    argv += ["--buffer-size", "3", "--max-tokens", "100"]
+    printed, _ = run_cli(interactive.cli_main, *argv, stdin="w1 w2\nw3\nw4 w5 w6\nw7 w7\n")
+    assert sorted(get_translations(printed)) == [0, 1, 2, 3]
 
 
 def test_validate_counts_every_sentence(data, trained):
-    argv = [data / "bin", *USER_DIR, "--task", "translation", "--valid-subset", "valid"]
-    _, log = run_cli(
-        validate.cli_main,
-        *argv,
-        "--path",
-        trained / "checkpoint_last.pt",
-        "--max-tokens",
-        "1000",
-        "--log-format",
-        "json",
-    )
-    assert '"valid_bsz": "13"' in log
+    """fairseq-validate reads all 13 sentences of the validation set."""
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
+    argv += ["--task", "translation", "--valid-subset", "valid", "--max-tokens", "1000", "--log-format", "json"]
+    _, logged = run_cli(validate.cli_main, *argv)
+    assert '"valid_bsz": "13"' in logged
 
 
 def test_average(data, trained, tmp_path):
-    """The mean of the last checkpoints, which generates."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    import average_checkpoints
+    """The average has the mean weights of the last checkpoints, and it translates. Wrong --inputs are refused."""
+    average = tmp_path / "avg.pt"
+    inputs = ["--inputs", trained]
+    run_cli(average_checkpoints.main, *inputs, "--num-epoch-checkpoints", "3", "--output", average)
+    averaged = load_checkpoint(average)["model"]
+    epochs = [load_checkpoint(trained / f"checkpoint{epoch}.pt")["model"] for epoch in (10, 11, 12)]
+    for name, weight in averaged.items():
+        mean = torch.stack([weights[name].double() for weights in epochs]).mean(0)
+        torch.testing.assert_close(weight.double(), mean, rtol=1e-6, atol=1e-7)
+    last_epoch = epochs[2]
+    assert not torch.equal(averaged["encoder.layers.0.fc1.weight"], last_epoch["encoder.layers.0.fc1.weight"])
 
-    argv = ["--inputs", trained, "--num-epoch-checkpoints", "3", "--output", tmp_path / "avg.pt"]
-    run_cli(average_checkpoints.main, *argv)
-    load = checkpoint_utils.load_checkpoint_to_cpu
-    averaged = load(str(tmp_path / "avg.pt"))["model"]
-    parts = [load(str(trained / f"checkpoint{n}.pt"))["model"] for n in (10, 11, 12)]
-    for key, value in averaged.items():
-        mean = torch.stack([p[key].double() for p in parts]).mean(0)
-        torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
-    assert not torch.equal(averaged["encoder.layers.0.fc1.weight"], parts[2]["encoder.layers.0.fc1.weight"])
-    out, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "avg.pt")
-    assert len(translations(out)) == TEST_SENTENCES
-    argv = ["--inputs", trained, "--num-epoch-checkpoints", "9", "--output", tmp_path / "x.pt"]
-    with pytest.raises(average_checkpoints.SynthesizerError, match="found 3 of 9 epoch checkpoints; train on"):
-        run_cli(average_checkpoints.main, *argv)
-    with pytest.raises(
-        average_checkpoints.SynthesizerError, match="is a folder; say how many .*--num-epoch-checkpoints"
-    ):
-        run_cli(average_checkpoints.main, *argv[:2], *argv[4:])
-    with pytest.raises(average_checkpoints.SynthesizerError, match="--inputs nowhere: "):
-        run_cli(average_checkpoints.main, "--inputs", "nowhere", *argv[2:])
-    assert not (tmp_path / "x.pt").exists()
+    printed, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", average)
+    assert len(get_translations(printed)) == TEST_SENTENCES
+
+    unwritten = tmp_path / "x.pt"
+    output = ["--output", unwritten]
+    nine_epochs = ["--num-epoch-checkpoints", "9"]
+    with pytest.raises(SynthesizerError, match="found 3 of 9 epoch checkpoints; train on"):
+        run_cli(average_checkpoints.main, *inputs, *nine_epochs, *output)
+    with pytest.raises(SynthesizerError, match="is a folder; say how many .*--num-epoch-checkpoints"):
+        run_cli(average_checkpoints.main, *inputs, *output)
+    with pytest.raises(SynthesizerError, match="--inputs nowhere: "):
+        run_cli(average_checkpoints.main, "--inputs", "nowhere", *nine_epochs, *output)
+    assert not unwritten.exists()
 
 
-def test_from_pretrained(data, trained, others):
-    """What does not fit is one line in Python too, and names the argument that Python has."""
-    from fairseq_synth.transformer import SynthesizerTransformer
+def assert_not_loaded(folder, words, message):
+    """Checks that from_pretrained raises a SynthesizerError.
 
-    for model, words, part in (
-        ("nowhere", data / "bin", "nowhere: no such folder"),
-        (trained, "nowhere", "nowhere: no such folder"),
-        (trained, others["others"] / "words", "the data have another dictionary"),
-    ):
-        with pytest.raises(SynthesizerError, match=part):
-            SynthesizerTransformer.from_pretrained(str(model), "checkpoint_last.pt", str(words))
+    Args:
+        folder: the folder of the model.
+        words: the folder of the dictionaries.
+        message: a regular expression that has to match in the error message.
+    """
+    with pytest.raises(SynthesizerError, match=message):
+        SynthesizerTransformer.from_pretrained(str(folder), "checkpoint_last.pt", str(words))
+
+
+def test_from_pretrained(data, trained, unsuitable):
+    """Errors are one line in Python, too, and name the argument that Python has."""
+    assert_not_loaded("nowhere", data / "bin", "nowhere: no such folder")
+    assert_not_loaded(trained, "nowhere", "nowhere: no such folder")
+    assert_not_loaded(trained, unsuitable / "words", "the data have another dictionary")
 
     hub = SynthesizerTransformer.from_pretrained(
         str(trained), "checkpoint_last.pt", str(data / "bin"), user_dir=str(ROOT / "fairseq_synth")
@@ -145,11 +213,18 @@ def test_from_pretrained(data, trained, others):
 
 
 def test_from_pretrained_registers_the_plugin(data, trained):
-    """A program needs nothing else."""
-    code = "from fairseq_synth.transformer import SynthesizerTransformer as model; import sys; "
-    code += "print(model.from_pretrained(sys.argv[1], 'checkpoint_last.pt', sys.argv[2]).translate('w1 w2'))"
-    run = warm.run(["-c", code, trained, data / "bin"], cwd=ROOT)
-    assert run.returncode == 0, run.stderr
+    """A program needs nothing else to translate."""
+    code = """
+import sys
+from fairseq_synth.transformer import SynthesizerTransformer
+model = SynthesizerTransformer.from_pretrained(sys.argv[1], "checkpoint_last.pt", sys.argv[2])
+print(model.translate("w1 w2"))
+"""
+    process = warm.run(["-c", code, trained, data / "bin"], cwd=ROOT)
+    assert process.returncode == 0, process.stderr
+
+
+# ---- training
 
 
 @pytest.mark.parametrize(
@@ -163,105 +238,141 @@ def test_from_pretrained_registers_the_plugin(data, trained):
         ["--attention-dropout", "0.1", "--quant-noise-pq", "0.1", "--encoder-normalize-before"],
         ["--encoder-layerdrop", "0.2", "--decoder-layerdrop", "0.2"],
         ["--encoder-synthesizer", "random,dense+vanilla", "--synth-mixture", "sum", "--synth-rank", "4"],
+        # --left-pad-target is a switch for True, and fairseq's --left-pad-source is a switch for False
         ["--left-pad-source", "--left-pad-target"],
         ["--num-batch-buckets", "3"],
         ["--required-seq-len-multiple", "8"],
         ["--store-ema", "--ema-decay", "0.5"],
     ],
-    ids=lambda flags: flags[0],
+    ids=get_id_of_flag,
 )
-def test_train_with(data, tmp_path, flags):
-    """The loss falls; what was trained can be resumed."""
-    flags = ["--max-tokens", "400", "--disable-validation", *flags]
-    # --left-pad-target is a switch for True, the host's --left-pad-source one for False
-    flags += ["--no-epoch-checkpoints"]
-    by_update = read_losses(train_model(data, tmp_path, "--max-update", "10", *flags))  # 8 updates an epoch
-    values = list(map(float, by_update.values()))
+def test_a_training_with_other_flags_learns_and_can_be_resumed(data, tmp_path, flags):
+    """The loss falls in ten updates, and the next training begins with the eleventh."""
+    flags = ["--max-tokens", "400", "--disable-validation", *flags, "--no-epoch-checkpoints"]  # 8 updates an epoch
+    losses = read_losses(train_model(data, tmp_path, "--max-update", "10", *flags))
+    values = [float(loss) for loss in losses.values()]
     assert values[-1] < values[0] - 0.3
-    assert min(read_losses(train_model(data, tmp_path, "--max-update", "12", *flags))) == max(by_update) + 1 == 11
+    assert max(losses) == 10
+    resumed_losses = read_losses(train_model(data, tmp_path, "--max-update", "12", *flags))
+    assert min(resumed_losses) == 11
 
 
 def test_interrupted_equals_uninterrupted(data, tmp_path):
-    """Stopped within the first and second epoch and resumed, a training is one run: every kind of stored weight."""
-    arch = "transformer_synth_random_vanilla_multi30k"
+    """A training that is stopped within the first and second epoch and resumed is, bit for bit, one run.
+
+    The model has every kind of stored weight.
+    """
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     flags = ["--disable-validation", "--max-tokens", "400"]  # 8 updates an epoch
-    flags += [
-        "--encoder-synthesizer",
-        "random,fixed_random",
-        "--decoder-synthesizer",
-        "factorized_dense,random+vanilla",
-    ]
-    whole = read_losses(train_model(data, tmp_path / "whole", "--max-update", "16", *flags, arch=arch))
+    flags += ["--encoder-synthesizer", "random,fixed_random"]
+    flags += ["--decoder-synthesizer", "factorized_dense,random+vanilla"]
+    whole_losses = read_losses(train_model(data, whole, "--max-update", "16", *flags))
     flags += ["--save-interval-updates", "3"]
-    first = read_losses(train_model(data, tmp_path / "parts", "--max-update", "3", *flags, arch=arch))
-    second = read_losses(train_model(data, tmp_path / "parts", "--max-update", "10", *flags, arch=arch))
-    last = read_losses(train_model(data, tmp_path / "parts", "--max-epoch", "2", *flags, arch=arch))
-    last.update(read_losses(train_model(data, tmp_path / "parts", "--max-update", "16", *flags, arch=arch)))
-    assert (max(first), min(second), max(second), min(last), max(last)) == (3, 4, 10, 11, 16)
-    assert {**first, **second, **last} == whole
-    assert all((tmp_path / run / f"checkpoint{epoch}.pt").exists() for run in ("whole", "parts") for epoch in (1, 2))
-    load = checkpoint_utils.load_checkpoint_to_cpu
-    a, b = (used_weights(load(str(tmp_path / d / "checkpoint_last.pt"))["model"]) for d in ("whole", "parts"))
-    assert all(torch.equal(a[key], b[key]) for key in a)
-    fixed = [key for key in a if "fixed_random" in key]
-    assert len(fixed) == 1
-    early = load(str(tmp_path / "parts" / "checkpoint_1_3.pt"))["model"]
-    for key in fixed:
-        assert torch.equal(a[key], early[key]) and a[key].std() > 0.5
-    assert not torch.equal(a["encoder.layers.0.fc1.weight"], early["encoder.layers.0.fc1.weight"])
+    first_losses = read_losses(train_model(data, parts, "--max-update", "3", *flags))
+    second_losses = read_losses(train_model(data, parts, "--max-update", "10", *flags))
+    last_losses = read_losses(train_model(data, parts, "--max-epoch", "2", *flags))
+    last_losses.update(read_losses(train_model(data, parts, "--max-update", "16", *flags)))
+    assert max(first_losses) == 3
+    assert min(second_losses) == 4
+    assert max(second_losses) == 10
+    assert min(last_losses) == 11
+    assert max(last_losses) == 16
+    assert {**first_losses, **second_losses, **last_losses} == whole_losses
+
+    for save in (whole, parts):
+        assert (save / "checkpoint1.pt").exists()
+        assert (save / "checkpoint2.pt").exists()
+    weights = used_weights(load_checkpoint(whole / "checkpoint_last.pt")["model"])
+    resumed_weights = used_weights(load_checkpoint(parts / "checkpoint_last.pt")["model"])
+    for name, weight in weights.items():
+        assert torch.equal(weight, resumed_weights[name]), name
+
+    # fixed_random is not trained, but it is stored
+    early_weights = load_checkpoint(parts / "checkpoint_1_3.pt")["model"]
+    fixed_names = [name for name in weights if "fixed_random" in name]
+    assert len(fixed_names) == 1
+    fixed_name = fixed_names[0]
+    assert torch.equal(weights[fixed_name], early_weights[fixed_name])
+    assert weights[fixed_name].std() > 0.5
+    assert not torch.equal(weights["encoder.layers.0.fc1.weight"], early_weights["encoder.layers.0.fc1.weight"])
 
 
 def test_checkpoints_at_the_end_of_an_epoch_are_numbered(data, tmp_path):
-    """As any other, so that an average has them; older ones are removed. A resume from one begins the next epoch."""
-    flags = ["--max-tokens", "400", "--no-epoch-checkpoints", "--save-interval-updates", "8"]  # 8 updates an epoch
-    flags += ["--keep-interval-updates", "2"]
-    whole = read_losses(train_model(data, tmp_path / "whole", "--max-update", "24", *flags))
-    first = read_losses(train_model(data, tmp_path / "parts", "--max-update", "8", *flags))
-    assert {**first, **read_losses(train_model(data, tmp_path / "parts", "--max-update", "24", *flags))} == whole
-    for run in ("whole", "parts"):
-        names = {path.name for path in (tmp_path / run).glob("checkpoint*.pt")}
+    """They are numbered as any other, so that an average has them, and older ones are removed.
+
+    A training that is resumed from one begins with the next epoch.
+    """
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
+    flags = ["--max-tokens", "400", "--no-epoch-checkpoints"]  # 8 updates an epoch
+    flags += ["--save-interval-updates", "8", "--keep-interval-updates", "2"]
+    whole_losses = read_losses(train_model(data, whole, "--max-update", "24", *flags))
+    first_losses = read_losses(train_model(data, parts, "--max-update", "8", *flags))
+    last_losses = read_losses(train_model(data, parts, "--max-update", "24", *flags))
+    assert {**first_losses, **last_losses} == whole_losses
+
+    for save in (whole, parts):
+        names = {path.name for path in save.glob("checkpoint*.pt")}
         assert names == {"checkpoint_2_16.pt", "checkpoint_3_24.pt", "checkpoint_best.pt", "checkpoint_last.pt"}
-    load = checkpoint_utils.load_checkpoint_to_cpu
-    numbered, last = (load(str(tmp_path / "whole" / f"checkpoint_{name}.pt")) for name in ("3_24", "last"))
-    assert numbered["extra_state"]["train_iterator"] == last["extra_state"]["train_iterator"]
-    assert numbered["extra_state"]["train_iterator"]["epoch"] == 4 and numbered["extra_state"]["best"] > 0
+
+    numbered = load_checkpoint(whole / "checkpoint_3_24.pt")["extra_state"]
+    last = load_checkpoint(whole / "checkpoint_last.pt")["extra_state"]
+    assert numbered["train_iterator"] == last["train_iterator"]
+    assert numbered["train_iterator"]["epoch"] == 4
+    assert numbered["best"] > 0
 
 
 def test_batches_do_not_depend_on_the_epoch_of_a_resume(data):
     """A process that starts in epoch 3 has the batches of one that started in epoch 1, and is in epoch 3."""
 
-    def iterator(epoch):
+    def make_iterator(epoch):
+        """Returns fairseq's iterator of the training set in a process that starts in this epoch."""
         cfg = TranslationConfig(data=str(data / "bin"), source_lang="en", target_lang="de", dataset_impl="mmap")
         task = TranslationTask.setup_task(cfg)
         task.load_dataset("train")
         return task.get_batch_iterator(task.dataset("train"), max_tokens=200, epoch=epoch)
 
-    first, third = iterator(1), iterator(3)
-    assert (first.epoch, third.epoch) == (1, 3)
-    assert [b.tolist() for b in first.frozen_batches] == [b.tolist() for b in third.frozen_batches]
+    first = make_iterator(1)
+    third = make_iterator(3)
+    assert first.epoch == 1
+    assert third.epoch == 3
+    batches_of_first = [batch.tolist() for batch in first.frozen_batches]
+    batches_of_third = [batch.tolist() for batch in third.frozen_batches]
+    assert batches_of_first == batches_of_third
 
 
 def test_start_from_a_stock_checkpoint(data, tmp_path):
-    """--finetune-from-model with --synth-mixture sum goes on from a stock Transformer's loss."""
-    stock_size = [f for f in SMALL if f not in ("--synth-max-length", "24")]
-    stock = read_losses(
-        train_model(data, tmp_path / "stock", "--max-epoch", "4", arch="transformer_multi30k", small=stock_size)
-    )
-    warm = ["--finetune-from-model", tmp_path / "stock" / "checkpoint_last.pt", "--synth-mixture", "sum"]
-    warm_losses = read_losses(train_model(data, tmp_path / "warm", "--max-update", "3", "--lr", "1e-4", *warm))
-    first, last = float(warm_losses[1]), sum(map(float, list(stock.values())[-5:])) / 5
-    assert abs(first - last) < 0.25 and float(stock[1]) - first > 0.5
+    """--finetune-from-model with --synth-mixture sum goes on from a stock Transformer's loss.
+
+    --restore-file would restore the optimizer, too, and is refused.
+    """
+    stock_sizes = remove_flags(SMALL, "--synth-max-length")
+    log = train_model(data, tmp_path / "stock", "--max-epoch", "4", arch="transformer_multi30k", small=stock_sizes)
+    stock_losses = read_losses(log)
+    stock_checkpoint = tmp_path / "stock" / "checkpoint_last.pt"
+    flags = ["--max-update", "3", "--lr", "1e-4", "--synth-mixture", "sum"]
+    flags += ["--finetune-from-model", stock_checkpoint]
+    losses = read_losses(train_model(data, tmp_path / "warm", *flags))
+    first_loss = float(losses[1])
+    last_five_stock_losses = [float(loss) for loss in list(stock_losses.values())[-5:]]
+    last_stock_loss = sum(last_five_stock_losses) / 5
+    assert abs(first_loss - last_stock_loss) < 0.25
+    assert float(stock_losses[1]) - first_loss > 0.5
+
     # averages of the weights begin with those of the checkpoint
-    flags = ["--max-update", "3", "--lr", "1e-4", "--store-ema", "--ema-decay", "0.99"]
-    assert read_losses(train_model(data, tmp_path / "averaged", *flags, *warm)) == warm_losses
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "averaged" / "checkpoint_last.pt"))
+    averaged = tmp_path / "averaged"
+    assert read_losses(train_model(data, averaged, *flags, "--store-ema", "--ema-decay", "0.99")) == losses
+    state = load_checkpoint(averaged / "checkpoint_last.pt")
     averages = state["extra_state"]["ema"]
-    assert all(
-        torch.allclose(averages[name], weight, atol=1e-3) for name, weight in used_weights(state["model"]).items()
-    )
-    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
-    argv += ["--save-dir", tmp_path / "restored", "--restore-file", warm[1], *warm[2:]]
-    assert "--restore-file: " in (line := get_error_line(train.cli_main, *argv)) and "--reset-optimizer" in line
+    for name, weight in used_weights(state["model"]).items():
+        assert torch.allclose(averages[name], weight, atol=1e-3), name
+
+    argv = [data / "bin", *USER_DIR, "--arch", RANDOM_VANILLA, *SMALL, *RECIPE, "--save-dir", tmp_path / "restored"]
+    argv += ["--restore-file", stock_checkpoint, "--synth-mixture", "sum"]
+    line = get_error_line(train.cli_main, *argv)
+    assert "--restore-file: " in line
+    assert "--reset-optimizer" in line
     line = get_error_line(train.cli_main, *argv, "--encoder-ffn-embed-dim", "24")
     fault = r"the checkpoint does not fit: encoder.layers.0.fc1.weight is \[\d+, 16\] in the .* and \[24, 16\] in"
     assert re.search(f"checkpoint_last.pt: {fault}", line)
@@ -269,59 +380,63 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
 
 
 def test_hydra(data, tmp_path, monkeypatch, capsys):
-    """fairseq-hydra-train with the YAML of configs/; the checkpoint generates and resumes."""
-    model = "encoder_layers=1 decoder_layers=1 encoder_embed_dim=16 decoder_embed_dim=16 synth_max_length=24"
+    """fairseq-hydra-train takes the YAML of configs/; its checkpoint translates and resumes.
+
+    Wrong names of flags and of functions are refused.
+    """
     argv = ["--config-dir", ROOT / "configs", "--config-name", "multi30k", f"task.data={data}/bin"]
     argv += [f"common.user_dir={ROOT}/fairseq_synth", f"checkpoint.save_dir={tmp_path}/save", "optimization.lr=[0.01]"]
-    argv += [f"model.{m}" for m in f"{model} encoder_synthesizer=random".split()]
+    argv += ["model.encoder_layers=1", "model.decoder_layers=1"]
+    argv += ["model.encoder_embed_dim=16", "model.decoder_embed_dim=16"]
+    argv += ["model.synth_max_length=24", "model.encoder_synthesizer=random"]
     argv += ["common.bf16=false", "dataset.num_workers=0"]
     argv += [f"hydra.run.dir={tmp_path}", "dataset.max_tokens=200", "lr_scheduler.warmup_updates=10"]
     monkeypatch.chdir(tmp_path)
     # Hydra closes all handlers there are, and absl's (of rouge-score) closes the file that pytest has put in its place
     monkeypatch.setattr("logging.shutdown", lambda *_: None)
+
     run_program("hydra_train", *argv, "optimization.max_update=20")
-    last = tmp_path / "save" / "checkpoint_last.pt"
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(last))
+    last_checkpoint = tmp_path / "save" / "checkpoint_last.pt"
+    state = load_checkpoint(last_checkpoint)
     assert "encoder.layers.0.self_attn.synthesizer.components.random.R" in state["model"]
     assert "decoder.layers.0.self_attn.synthesizer.components.random.R" in state["model"]
-    assert not any(key.endswith("alpha") for key in state["model"])
-    assert state["cfg"].model.encoder_synthesizer == state["cfg"].model.decoder_synthesizer == "random"
-    out, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", last)
-    assert len(translations(out)) == TEST_SENTENCES
+    assert not any(name.endswith("alpha") for name in state["model"])
+    assert state["cfg"].model.encoder_synthesizer == "random"
+    assert state["cfg"].model.decoder_synthesizer == "random"
+
+    printed, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", last_checkpoint)
+    assert len(get_translations(printed)) == TEST_SENTENCES
+
     run_cli(hydra_train.cli_main, *argv, "optimization.max_update=25")
-    history = checkpoint_utils.load_checkpoint_to_cpu(str(last))["optimizer_history"]
+    history = load_checkpoint(last_checkpoint)["optimizer_history"]
     assert history[-1]["num_updates"] == 25
+
     monkeypatch.setattr(sys, "gettrace", lambda: None)  # under coverage, hydra sees a debugger and raises
-    with pytest.raises(SystemExit) as typo:
+    with pytest.raises(SystemExit) as error:
         run_cli(hydra_train.cli_main, *argv, "model.encoder_synthesiser=random")
-    assert typo.value.code != 0 and "encoder_synthesiser" in capsys.readouterr().err
-    assert_refused(
-        run_program("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False), "--encoder-synthesizer"
-    )
+    assert error.value.code != 0
+    assert "encoder_synthesiser" in capsys.readouterr().err
+    process = run_program("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False)
+    assert_failed_with_one_line(process, "--encoder-synthesizer")
 
 
 def test_from_any_folder_and_when_installed_too(data, trained, tmp_path):
-    """--user-dir by path, relative or as ``python -m fairseq_synth`` prints it, with a copy installed beside it."""
-    installed = tmp_path / "site"
-    installed.mkdir(exist_ok=True)
-    subprocess.run(["cp", "-r", ROOT / "fairseq_synth", installed], check=True)
-    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    """--user-dir may be relative, or what ``python -m fairseq_synth`` prints, with a copy installed beside it."""
+    site = tmp_path / "site"
+    installed = site / "fairseq_synth"
+    shutil.copytree(ROOT / "fairseq_synth", installed)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
     printed = warm.run(["-m", "fairseq_synth"], cwd=tmp_path, env=environment, fresh=True).stdout
-    assert printed == f"{installed}/fairseq_synth\n"
+    assert printed == f"{installed}\n"
     relative = os.path.relpath(ROOT / "fairseq_synth", tmp_path) + "/"
     code = "from fairseq_cli.generate import cli_main; cli_main()"
-    for folder in (printed.strip(), relative):
-        argv = [data / "bin", "--user-dir", folder, "--path", trained / "checkpoint_last.pt"]
-        done = warm.run(["-c", code, *argv], cwd=tmp_path, env=environment)
-        assert len(translations(done.stdout)) == TEST_SENTENCES, done.stderr
+    for user_dir in (printed.strip(), relative):
+        argv = [data / "bin", "--user-dir", user_dir, "--path", trained / "checkpoint_last.pt"]
+        process = warm.run(["-c", code, *argv], cwd=tmp_path, env=environment)
+        assert len(get_translations(process.stdout)) == TEST_SENTENCES, process.stderr
 
 
-def assert_refused(done, *parts):
-    """Non-zero exit and one line that says what to mend, in place of a traceback."""
-    assert done.returncode != 0
-    last = done.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in done.stderr and all(part in last for part in parts), done.stderr
-    return last
+# ---- flags that are refused in training
 
 
 @pytest.mark.parametrize(
@@ -333,85 +448,111 @@ def assert_refused(done, *parts):
         (["--decoder-synthesizer", "factorized_dense", "--synth-max-length", "23"], ["--synth-max-length 23", "a*b"]),
         (["--decoder-synthesizer", "random:2/vanilla:1"], ["--decoder-synthesizer", "2 + 1 heads", "the 2 attention"]),
     ],
-    ids=lambda value: value[0] if value[0].startswith("--") else "",
+    ids=get_id_of_flag,
 )
-def test_refused_flags(data, tmp_path, flags, parts):
-    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, *flags]
-    line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path / "save", "--max-update", "1")
-    assert all(part in line for part in parts), line
-    assert not (tmp_path / "save" / "checkpoint_last.pt").exists()
+def test_flags_that_do_not_fit_are_refused(data, tmp_path, flags, parts):
+    """The error is one line, and no checkpoint is written."""
+    save = tmp_path / "save"
+    argv = [data / "bin", *USER_DIR, "--arch", RANDOM, *SMALL, *RECIPE, *flags]
+    line = get_error_line(train.cli_main, *argv, "--save-dir", save, "--max-update", "1")
+    assert_has_parts(line, parts)
+    assert not (save / "checkpoint_last.pt").exists()
 
 
 @pytest.mark.parametrize(
-    "argv, choices", [("--synth-mixture mean", ["convex", "sum"]), ("--synth-beyond-length wrap", ["refuse", "tile"])]
+    "flag, choices", [("--synth-mixture mean", ["convex", "sum"]), ("--synth-beyond-length wrap", ["refuse", "tile"])]
 )
-def test_choices_of_flags(data, argv, choices, capsys):
-    """The parser's own errors."""
-    arch = ["--arch", "transformer_synth_random_multi30k"]
+def test_a_wrong_choice_is_refused_by_the_parser_with_the_choices(data, flag, choices, capsys):
+    """The parser itself prints the error, and names the flag, too."""
+    name, value = flag.split()
     with pytest.raises(SystemExit):
-        run_cli(train.cli_main, data / "bin", *USER_DIR, *arch, *RECIPE, *argv.split())
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert all(part in last for part in [argv.split()[0], *choices]), last
+        run_cli(train.cli_main, data / "bin", *USER_DIR, "--arch", RANDOM, *RECIPE, name, value)
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert_has_parts(last_line, [name, *choices])
+
+
+# ---- sources of 20 words, for a model that takes 12 tokens
+
+TWELVE = ["--synth-max-length", "12"]
 
 
 @pytest.fixture(scope="module")
 def uneven(make_once):
-    """A corpus whose sources have up to 20 words and whose targets have three of them, as in summarization."""
+    """Provides the folder of a corpus whose sources have up to 20 words and whose targets have three of them.
+
+    Corpora for summarization are like this.
+    """
 
     def make(folder):
-        for split, n in [("train", 40), ("valid", 7), ("test", TEST_SENTENCES)]:
-            make_text(folder / split, n, shortest=5, longest=20, target=lambda words: words[:3])
+        sizes = {"train": 40, "valid": 7, "test": TEST_SENTENCES}
         argv = ["-s", "en", "-t", "de", "--joined-dictionary", "--destdir", folder / "bin"]
-        for split in ("train", "valid", "test"):
+        for split, sentences in sizes.items():
+            make_text(folder / split, sentences, shortest=5, longest=20, target=lambda words: words[:3])
             argv += [f"--{split}pref", folder / split]
         run_cli(preprocess.cli_main, *argv)
 
     return make_once("uneven", make)
 
 
+class Summarizer(NamedTuple):
+    """A model that has been trained on the corpus `uneven`: its checkpoint, and the log of the training."""
+
+    checkpoint: Path
+    log: str
+
+
 @pytest.fixture(scope="module")
 def summarizer(uneven, make_once):
-    """A model with l = 12, trained for an epoch of `uneven`: the checkpoint and the log."""
+    """Provides a `Summarizer` with l = 12 after an epoch."""
 
     def make(save):
-        (save / "log").write_text(train_model(uneven, save, "--max-epoch", "1", "--truncate-source", *TWELVE))
+        log = train_model(uneven, save, "--max-epoch", "1", "--truncate-source", *TWELVE)
+        (save / "log").write_text(log)
 
     save = make_once("summarizer", make)
-    return save / "checkpoint_last.pt", (save / "log").read_text()
-
-
-TWELVE = ["--synth-max-length", "12"]
+    return Summarizer(checkpoint=save / "checkpoint_last.pt", log=(save / "log").read_text())
 
 
 def test_truncated_sources_are_all_used(uneven, summarizer):
     """--truncate-source cuts at l: no sentence is skipped in training, refused in validation or left untranslated."""
-    checkpoint, log = summarizer
-    assert "will be skipped" not in log and '"valid_loss"' in log
-    out, _ = run_cli(generate.cli_main, uneven / "bin", *USER_DIR, "--path", checkpoint, "--truncate-source")
-    assert sorted(translations(out)) == list(range(TEST_SENTENCES))
+    assert "will be skipped" not in summarizer.log
+    assert '"valid_loss"' in summarizer.log
+    argv = [uneven / "bin", *USER_DIR, "--path", summarizer.checkpoint, "--truncate-source"]
+    printed, _ = run_cli(generate.cli_main, *argv)
+    assert sorted(get_translations(printed)) == ALL_TEST_SENTENCES
 
 
-def test_references_of_any_length(uneven, summarizer):
+def test_references_of_any_length_can_be_compared_with(uneven, summarizer):
     """A reference over l is only compared with; to score it, the model would have to read it."""
-    argv = [uneven / "bin", *USER_DIR, "--path", summarizer[0], "-s", "de", "-t", "en", "--max-len-b", "9"]
-    out, log = run_cli(generate.cli_main, *argv)
-    assert sorted(translations(out)) == list(range(TEST_SENTENCES)) and "will be skipped" not in log
-    assert len(re.findall(r"^T-\d+\t(\w+ ){15}", out, flags=re.M)) > 3  # references over l
-    assert "12 is this model's --synth-max-length" in get_error_line(generate.cli_main, *argv, "--score-reference")
+    argv = [uneven / "bin", *USER_DIR, "--path", summarizer.checkpoint, "-s", "de", "-t", "en", "--max-len-b", "9"]
+    printed, logged = run_cli(generate.cli_main, *argv)
+    assert sorted(get_translations(printed)) == ALL_TEST_SENTENCES
+    assert "will be skipped" not in logged
+    references_over_l = re.findall(r"^T-\d+\t(\w+ ){15}", printed, flags=re.M)
+    assert len(references_over_l) > 3
+    line = get_error_line(generate.cli_main, *argv, "--score-reference")
+    assert "12 is this model's --synth-max-length" in line
 
 
 def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
-    """With the data set, their number and the first of them, or not at all if nothing is validated."""
-    argv = [uneven / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, *TWELVE]
+    """The error names the data set, their number and the first of them. It only occurs if they are validated."""
+    argv = [uneven / "bin", *USER_DIR, "--arch", RANDOM, *SMALL, *RECIPE, *TWELVE]
     argv += ["--save-dir", tmp_path, "--max-update", "1"]
     line = get_error_line(train.cli_main, *argv)
-    lengths = [len(line.split()) + 1 for line in open(uneven / "valid.en")]
-    long = [i for i, length in enumerate(lengths) if length > 12]
-    assert f"--valid-subset valid: {len(long)} sentences are too long, the first is number {long[0] + 1}" in line
+    sentences = (uneven / "valid.en").read_text().splitlines()
+    lengths = [len(sentence.split()) + 1 for sentence in sentences]  # with the end of the sentence
+    long_sentences = [number for number, length in enumerate(lengths) if length > 12]
+    first = long_sentences[0]
+    fault = f"--valid-subset valid: {len(long_sentences)} sentences are too long, the first is number {first + 1}"
+    assert fault in line
     assert line.startswith("--synth-max-length: train with a larger one; --valid-subset")
-    assert f"{lengths[long[0]]}, 4" in line and "12 is this model's --synth-max-length" in line
+    assert f"{lengths[first]}, 4" in line
+    assert "12 is this model's --synth-max-length" in line
     run_cli(train.cli_main, *argv, "--skip-invalid-size-inputs-valid-test")
     run_cli(train.cli_main, *argv, "--disable-validation", "--max-update", "2")
+
+
+# ---- what is refused before the first batch
 
 
 @pytest.mark.parametrize(
@@ -432,30 +573,39 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
             ["--fp16"], ["--fp16 ", "--bf16"], marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
         ),
     ],
-    ids=lambda value: value[0] if value[0].startswith("--") else "",
+    ids=get_id_of_flag,
 )
-def test_refused_before_the_first_batch(data, tmp_path, flags, parts):
-    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE, "--cpu"]
+def test_flags_that_do_not_fit_the_data_are_refused_before_the_first_batch(data, tmp_path, flags, parts):
+    """The error is one line, and nothing is written."""
+    argv = [data / "bin", *USER_DIR, "--arch", RANDOM, *SMALL, *RECIPE, "--cpu"]
     argv += ["--save-dir", tmp_path, "--disable-validation", "--max-update", "1"]
     line = get_error_line(train.cli_main, *argv, *flags)
-    assert all(part in line for part in parts), line
+    assert_has_parts(line, parts)
     assert not os.listdir(tmp_path)
 
 
-def test_tokens_that_a_task_adds_are_named(data, tmp_path):
+def test_the_error_about_a_longer_row_names_the_flag_with_which_its_task_adds_tokens(data, tmp_path):
     """fairseq checks lengths before the denoising task inserts noise."""
-    lines = (data / "train.en").read_text().splitlines()
-    (tmp_path / "rows").write_text("".join(f"{' '.join((line.split() * 20)[:20])}\n" for line in lines))
-    words = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt"]
-    valid = ["--validpref", tmp_path / "rows"]  # 0.12.2 wants it even with --disable-validation
-    run_cli(preprocess.cli_main, *words, "--trainpref", tmp_path / "rows", "--destdir", tmp_path / "bin", *valid)
-    argv = [tmp_path / "bin", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *SMALL, *RECIPE]
-    argv += ["--task", "denoising", "--mask", "0.3", "--replace-length", "1", "--share-all-embeddings", "--cpu"]
-    argv += ["--sample-break-mode", "eos", "--disable-validation", "--max-update", "1", "--save-dir", tmp_path / "save"]
-    argv += NO_THREAD
-    run_cli(train.cli_main, *argv)
-    line = get_error_line(train.cli_main, *argv, "--insert", "0.3", "--save-dir", tmp_path / "other")
-    assert "longer than --synth-max-length 24" in line and "as with --insert" in line, line
+    rows = tmp_path / "rows"
+    lines = []
+    for line in (data / "train.en").read_text().splitlines():
+        twenty_words = (line.split() * 20)[:20]
+        lines.append(" ".join(twenty_words))
+    write_lines(rows, lines)
+    argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--trainpref", rows]
+    argv += ["--validpref", rows]  # fairseq 0.12.2 wants it even with --disable-validation
+    run_cli(preprocess.cli_main, *argv, "--destdir", tmp_path / "bin")
+
+    argv = [tmp_path / "bin", *USER_DIR, "--arch", RANDOM, *SMALL, *RECIPE, "--cpu", *NO_THREAD]
+    argv += ["--task", "denoising", "--mask", "0.3", "--replace-length", "1", "--share-all-embeddings"]
+    argv += ["--sample-break-mode", "eos", "--disable-validation", "--max-update", "1"]
+    run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "save")
+    line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path / "other", "--insert", "0.3")
+    assert "longer than --synth-max-length 24" in line, line
+    assert "as with --insert" in line, line
+
+
+# ---- flags of the search
 
 
 @pytest.mark.parametrize(
@@ -465,87 +615,136 @@ def test_tokens_that_a_task_adds_are_named(data, tmp_path):
         (["--min-len", "9", "--max-len-a", "0", "--max-len-b", "8"], ["--min-len: --max-len-a and --max-len-b"]),
         (["--required-seq-len-multiple", "7"], ["--required-seq-len-multiple 7", "remove the flag"]),
     ],
-    ids=lambda value: value[0] if value[0].startswith("--") else "",
+    ids=get_id_of_flag,
 )
-def test_refused_in_generation(data, trained, flags, parts):
+def test_flags_of_the_search_that_do_not_fit_are_refused(data, trained, flags, parts):
+    """The error of fairseq-generate is one line."""
     argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", *flags]
     line = get_error_line(generate.cli_main, *argv)
-    assert all(part in line for part in parts), line
+    assert_has_parts(line, parts)
+
+
+def count_repeated_ngrams(words, size):
+    """Returns how many sequences of `size` words in a list of words have occurred earlier in the list."""
+    ngrams = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
+    return len(ngrams) - len(set(ngrams))
 
 
 @pytest.mark.parametrize("size, length", [(2, "20"), (1, "5")])
-def test_no_ngram_twice(data, trained, size, length):
+def test_no_ngram_occurs_twice_with_no_repeat_ngram_size(data, trained, size, length):
+    """Without --no-repeat-ngram-size, the same search repeats some."""
     argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--min-len", length, "--beam", "2"]
 
-    def repeats(*flags):
-        written = [line.split() for line in translations(run_cli(generate.cli_main, *argv, *flags)[0]).values()]
-        ngrams = [[*zip(*(words[i:] for i in range(size)))] for words in written]
-        return sum(len(ngrams_of_line) - len(set(ngrams_of_line)) for ngrams_of_line in ngrams)
+    def count_repetitions(*flags):
+        """Returns the number of repeated n-grams in all translations of a search with these flags."""
+        printed, _ = run_cli(generate.cli_main, *argv, *flags)
+        return sum(count_repeated_ngrams(line.split(), size) for line in get_translations(printed).values())
 
-    assert repeats() > 0 and repeats("--no-repeat-ngram-size", size) == 0
+    assert count_repetitions() > 0
+    assert count_repetitions("--no-repeat-ngram-size", size) == 0
 
 
-def test_longest_possible_min_len(data, trained):
+def test_the_longest_possible_min_len_is_reached_by_every_translation(data, trained):
+    """With l = 24, a translation can have 23 words."""
     argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--min-len", "23", "--beam", "1"]
-    out, _ = run_cli(generate.cli_main, *argv)
-    assert all(len(hypothesis.split()) == 23 for hypothesis in translations(out).values())
+    printed, _ = run_cli(generate.cli_main, *argv)
+    for translation in get_translations(printed).values():
+        assert len(translation.split()) == 23
 
 
 def test_a_stock_model_is_not_said_to_be_a_synthesizer(data, tmp_path):
-    """fairseq's own limit gets one line too, without the plugin's flag."""
-    size = [f for f in SMALL if f not in ("--synth-max-length", "24")] + ["--max-target-positions", "20"]
-    argv = [data / "bin", *USER_DIR, "--arch", "transformer_multi30k", *size, *RECIPE, "--save-dir", tmp_path]
+    """The error about fairseq's own limit is one line too, without the plugin's flag."""
+    sizes = [*remove_flags(SMALL, "--synth-max-length"), "--max-target-positions", "20"]
+    argv = [data / "bin", *USER_DIR, "--arch", "transformer_multi30k", *sizes, *RECIPE, "--save-dir", tmp_path]
     line = get_error_line(train.cli_main, *argv, "--valid-subset", "test1", "--ignore-unused-valid-subsets")
-    assert "--valid-subset test1: 3 sentences are too long" in line and "synth" not in line
+    assert "--valid-subset test1: 3 sentences are too long" in line
+    assert "synth" not in line
 
 
 def test_a_finished_run_stays_as_it_is(data, tmp_path):
-    """However it is called: here as ``python -m fairseq_cli.train``. Another model needs another folder."""
+    """It stays however it is called: here as ``python -m fairseq_cli.train``. Another model needs another folder."""
     flags = ["--max-update", "2", "--disable-validation"]
     train_model(data, tmp_path, *flags)
-    other = [data / "bin", *USER_DIR, "--arch", "transformer_synth_dense_multi30k", *SMALL, *RECIPE]
-    line = get_error_line(train.cli_main, *other, "--save-dir", tmp_path)
-    assert f"{tmp_path}/checkpoint_last.pt: " in line and "needs a --save-dir of its own" in line
-    before = (tmp_path / "checkpoint_last.pt").read_bytes()
-    log = train_model(data, tmp_path, *flags, main=lambda: runpy.run_module("fairseq_cli.train", run_name="__main__"))
-    assert "nothing to do: the model has 2 updates, and --max-update is 2" in log and "done training" in log
-    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before and not read_losses(log)
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    argv_of_another_model = [data / "bin", *USER_DIR, "--arch", "transformer_synth_dense_multi30k", *SMALL, *RECIPE]
+    line = get_error_line(train.cli_main, *argv_of_another_model, "--save-dir", tmp_path)
+    assert f"{checkpoint}: " in line
+    assert "needs a --save-dir of its own" in line
+
+    def run_module():
+        """Runs the module as ``python -m fairseq_cli.train`` does."""
+        runpy.run_module("fairseq_cli.train", run_name="__main__")
+
+    bytes_before = checkpoint.read_bytes()
+    log = train_model(data, tmp_path, *flags, main=run_module)
+    assert "nothing to do: the model has 2 updates, and --max-update is 2" in log
+    assert "done training" in log
+    assert checkpoint.read_bytes() == bytes_before
+    assert not read_losses(log)
+
+
+# ---- mistakes of users
 
 
 @pytest.fixture(scope="module")
-def others(data, trained, make_once):
-    """What a slip may name: `data` with other words and as ``cached`` files, labels, a checkpoint, a language model."""
-    folder = make_once("others", lambda folder: make_others(data, folder))
-    return {"data": data / "bin", "best": trained / "checkpoint_last.pt", "others": folder}
+def unsuitable(data, make_once):
+    """Provides a folder with data that a user may give by mistake, which `make_unsuitable` describes."""
+
+    def make(folder):
+        make_unsuitable(folder, data)
+
+    return make_once("unsuitable", make)
 
 
-def make_others(data, folder):
-    for split in ("train", "valid", "test"):
-        for lang in ("en", "de"):
-            lines = (data / f"{split}.{lang}").read_text().splitlines()
-            text = "".join(f"{line.replace('w1', f'x{i % 9}')}\n" for i, line in enumerate(lines))
-            (folder / f"{split}.{lang}").write_text(text)
-        (folder / f"{split}.label").write_text("".join(f"{'abcd'[i % 4]}\n" for i in range(len(lines))))
-    prefixes = [word for split in ("train", "valid", "test") for word in (f"--{split}pref", folder / split)]
-    pair, alone = ["-s", "en", "-t", "de", "--joined-dictionary", *prefixes], ["--only-source", *prefixes]
-    run_cli(preprocess.cli_main, *pair, "--destdir", folder / "words")
-    cached_argv = [data / word.name if isinstance(word, type(data)) else word for word in pair]
-    cached_argv += ["--srcdict", data / "bin" / "dict.en.txt"]
-    run_cli(preprocess.cli_main, *cached_argv, "--dataset-impl", "cached", "--destdir", folder / "cached")
-    for lang, name in (("en", "input0"), ("label", "label")):
-        argv = [f"{word}.{lang}" if isinstance(word, type(data)) else word for word in alone]
-        run_cli(preprocess.cli_main, *argv, "--destdir", folder / "labels" / name)
+def make_unsuitable(folder, data):
+    """Makes data in three subfolders of a folder.
+
+    - ``words``: `data` with more words, so that it has another dictionary
+    - ``cached``: `data` in fairseq's format "cached"
+    - ``labels``: the English sentences of ``words``, and for each of them one of four labels
+    """
+    for split in SPLITS:
+        for language in ("en", "de"):
+            lines = (data / f"{split}.{language}").read_text().splitlines()
+            changed_lines = [line.replace("w1", f"x{number % 9}") for number, line in enumerate(lines)]
+            write_lines(folder / f"{split}.{language}", changed_lines)
+        number_of_sentences = len((data / f"{split}.en").read_text().splitlines())
+        labels = ["abcd"[number % 4] for number in range(number_of_sentences)]
+        write_lines(folder / f"{split}.label", labels)
+
+    pair = ["-s", "en", "-t", "de", "--joined-dictionary"]
+    run_cli(preprocess.cli_main, *pair, *list_texts(folder), "--destdir", folder / "words")
+    cached_flags = ["--srcdict", data / "bin" / "dict.en.txt", "--dataset-impl", "cached"]
+    run_cli(preprocess.cli_main, *pair, *list_texts(data), *cached_flags, "--destdir", folder / "cached")
+    alone = ["--only-source"]
+    run_cli(preprocess.cli_main, *alone, *list_texts(folder, ".en"), "--destdir", folder / "labels" / "input0")
+    run_cli(preprocess.cli_main, *alone, *list_texts(folder, ".label"), "--destdir", folder / "labels" / "label")
 
 
+def list_texts(folder, suffix=""):
+    """Returns the flags with which fairseq-preprocess reads the texts of all splits in a folder."""
+    flags = []
+    for split in SPLITS:
+        flags += [f"--{split}pref", f"{folder}/{split}{suffix}"]
+    return flags
+
+
+# Words of commands. In them, {data} stands for the corpus of the model, {checkpoint} for the model, and {unsuitable}
+# for the folder of the fixture `unsuitable`.
 TRAIN = "{data} --arch transformer_synth_random_vanilla_multi30k"
 CLASSIFY = (
-    "{others}/labels --task sentence_prediction --arch roberta_synth_random_agnews --max-positions 24 --optimizer adam "
-    "--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --batch-size 8 "
-    "--synth-max-length 24 --criterion sentence_prediction"
+    "{unsuitable}/labels --task sentence_prediction --arch roberta_synth_random_agnews --max-positions 24 "
+    "--optimizer adam --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 "
+    "--batch-size 8 --synth-max-length 24 --criterion sentence_prediction"
 )
-RESUME = f"{TRAIN} --restore-file {{best}}"
-READ = "{data} --path {best} --cpu"
-COMMANDS = {"train": train, "generate": generate, "interactive": interactive, "validate": validate}
+RESUME = f"{TRAIN} --restore-file {{checkpoint}}"
+READ = "{data} --path {checkpoint} --cpu"
+COMMANDS = {
+    "train": train.cli_main,
+    "generate": generate.cli_main,
+    "interactive": interactive.cli_main,
+    "validate": validate.cli_main,
+}
 
 
 @pytest.mark.parametrize(
@@ -567,25 +766,29 @@ COMMANDS = {"train": train, "generate": generate, "interactive": interactive, "v
         ),
         ("generate", f"{READ} --model-overrides {{dropout:0}}", ["--model-overrides {dropout:0}: ", "Python"]),
         ("train", TRAIN.replace("vanilla", "vanila"), ["--arch transformer_synth_random_vanila_multi30k", "vanilla_"]),
-        ("train", f"{RESUME} --lr-scheduler inverse_sqrt", ["{best}: ", "--lr-scheduler", "--reset-lr-scheduler"]),
-        ("train", f"{RESUME} --lr-scheduler reduce_lr_on_plateau", ["{best}: ", "--reset-lr-scheduler"]),
-        ("train", f"{RESUME} --optimizer sgd", ["{best}: ", "--reset-optimizer"]),
+        (
+            "train",
+            f"{RESUME} --lr-scheduler inverse_sqrt",
+            ["{checkpoint}: ", "--lr-scheduler", "--reset-lr-scheduler"],
+        ),
+        ("train", f"{RESUME} --lr-scheduler reduce_lr_on_plateau", ["{checkpoint}: ", "--reset-lr-scheduler"]),
+        ("train", f"{RESUME} --optimizer sgd", ["{checkpoint}: ", "--reset-optimizer"]),
         ("train", f"{TRAIN} --restore-file nowhere.pt", ["--restore-file nowhere.pt: no such file"]),
         ("train", f"{TRAIN} --continue-once nowhere.pt", ["--continue-once nowhere.pt: no such file"]),
         (
             "train",
-            RESUME.replace("{data}", "{others}/words"),
-            ["{best}: ", "another dictionary (", " words, 24 in the"],
+            RESUME.replace("{data}", "{unsuitable}/words"),
+            ["{checkpoint}: ", "another dictionary (", " words, 24 in the"],
         ),
         (
             "train",
-            TRAIN.replace("{data}", "{others}/words") + " --finetune-from-model {best}",
-            ["{best}: ", "another dictionary (", " words, 24 in the", "--srcdict"],
+            TRAIN.replace("{data}", "{unsuitable}/words") + " --finetune-from-model {checkpoint}",
+            ["{checkpoint}: ", "another dictionary (", " words, 24 in the", "--srcdict"],
         ),
-        ("generate", READ.replace("{data}", "{others}/words"), ["another dictionary (", " words, 24 in the"]),
+        ("generate", READ.replace("{data}", "{unsuitable}/words"), ["another dictionary (", " words, 24 in the"]),
         (
             "validate",
-            READ.replace("{data}", "{others}/words") + " --task translation --max-tokens 99",
+            READ.replace("{data}", "{unsuitable}/words") + " --task translation --max-tokens 99",
             ["another dictionary (", " words, 24 in the"],
         ),
         ("train", f"{TRAIN} --max-tokens 8", ["--max-tokens 8: ", "--valid-subset valid: "]),
@@ -598,71 +801,113 @@ COMMANDS = {"train": train, "generate": generate, "interactive": interactive, "v
         ("interactive", f"{READ} --constraints --buffer-size 2", ["--constraints: ", "dictionary"]),
         ("interactive", f"{READ} --replace-unk", ["--replace-unk: "]),
         ("train", f"{CLASSIFY} --num-classes 3", ["--num-classes 3: ", "4 labels", "--num-classes 4"]),
-        ("train", TRAIN.replace("{data}", "{others}"), ["no data of a pair of languages"]),
+        ("train", TRAIN.replace("{data}", "{unsuitable}"), ["no data of a pair of languages"]),
     ],
 )
-def test_a_slip_gets_one_line(others, tmp_path, command, flags, parts):
-    """It names the flag or file and the mend, before the first update; in Python's and JSON's text too."""
-    argv = [*USER_DIR, *(word.replace("{data}", str(others["data"])) for word in flags.split())]
-    argv = [word.replace("{best}", str(others["best"])).replace("{others}", str(others["others"])) for word in argv]
+def test_a_mistake_is_refused_in_one_line(data, trained, unsuitable, tmp_path, command, flags, parts):
+    """The line names the flag or file, and what to mend. It comes before the first update.
+
+    Mistakes in Python's and JSON's syntax are among them.
+    """
+    folders = {"{data}": data / "bin", "{checkpoint}": trained / "checkpoint_last.pt", "{unsuitable}": unsuitable}
+
+    def fill_in(text):
+        """Returns a text with the paths that its words in braces stand for."""
+        for placeholder, path in folders.items():
+            text = text.replace(placeholder, str(path))
+        return text
+
+    argv = [*USER_DIR, *(fill_in(word) for word in flags.split())]
     if command == "train":
-        recipe = [*SMALL, *RECIPE] if "multi30k" in flags else [*RECIPE[:4], *RECIPE[8:]]  # without its criterion
-        argv = [*recipe, "--cpu", "--max-update", "1", *argv, "--save-dir", tmp_path]
-    lines = "w1 w2\tunknown\nw3\n" if "--buffer-size" in flags else "w1 w2\tw7 w8\n"
-    line = get_error_line(COMMANDS[command].cli_main, *argv, stdin=lines)
-    assert all(part.replace("{best}", str(others["best"])) in line for part in parts), line
+        if "multi30k" in flags:
+            defaults = [*SMALL, *RECIPE]
+        else:
+            defaults = remove_flags(RECIPE, "--criterion", "--label-smoothing")  # a classifier has another criterion
+        argv = [*defaults, "--cpu", "--max-update", "1", *argv, "--save-dir", tmp_path]
+    if "--buffer-size" in flags:
+        lines = "w1 w2\tunknown\nw3\n"
+    else:
+        lines = "w1 w2\tw7 w8\n"
+    line = get_error_line(COMMANDS[command], *argv, stdin=lines)
+    assert_has_parts(line, [fill_in(part) for part in parts])
     assert not list(tmp_path.glob("*.pt"))
 
 
-def test_what_a_slip_hinders_elsewhere(others, tmp_path):
-    """What fairseq's help allows: cached data, longer sentences skipped, languages found, constraints, scheduler."""
-    data, best, folder = (others[name] for name in ("data", "best", "others"))
-    skip = ["--skip-invalid-size-inputs-valid-test", "--max-tokens", "8", "--max-update", "2"]
-    cached = others["others"] / "cached"
-    argv = [cached, *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE, "--cpu"]
-    usual = read_losses(train_model(data.parent, tmp_path / "mmap", *skip, "--adam-betas", "(0.9, 0.98)"))
-    assert (
-        read_losses(
-            run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "cached", *skip, "--adam-betas", "[0.9, 0.98]")[1]
-        )
-        == usual
-    )
-    read = [data, *USER_DIR, "--path", best, "--cpu"]
-    out, _ = run_cli(generate.cli_main, *read, *skip[:3])
-    assert 0 < len(translations(out)) < TEST_SENTENCES
-    out, _ = run_cli(interactive.cli_main, *read, "--constraints", "--tokenizer", "moses", stdin="w1 w2\tw7\nw3\n")
-    assert "w7" in translations(out)[0].split() and sorted(translations(out)) == [0, 1]
-    flags = ["--restore-file", best, "--lr-scheduler", "inverse_sqrt", "--reset-lr-scheduler", "--max-epoch", "13"]
-    assert '"valid_loss"' in train_model(data.parent, tmp_path / "resumed", "--max-tokens", "400", *flags)
+def test_what_is_similar_to_a_mistake_is_accepted(data, trained, unsuitable, tmp_path):
+    """The checks of mistakes refuse nothing that fairseq's help allows.
+
+    These are cached data, longer sentences that are skipped, languages that are found, constraints, and another
+    scheduler for a training that is resumed.
+    """
+    skip_long_sentences = ["--skip-invalid-size-inputs-valid-test", "--max-tokens", "8"]
+    flags = [*skip_long_sentences, "--max-update", "2"]
+    expected_losses = read_losses(train_model(data, tmp_path / "mmap", *flags, "--adam-betas", "(0.9, 0.98)"))
+    argv = [unsuitable / "cached", *USER_DIR, "--arch", RANDOM_VANILLA, *SMALL, *RECIPE, "--cpu"]
+    argv += ["--save-dir", tmp_path / "cached", *flags, "--adam-betas", "[0.9, 0.98]"]
+    _, logged = run_cli(train.cli_main, *argv)
+    assert read_losses(logged) == expected_losses
+
+    checkpoint = trained / "checkpoint_last.pt"
+    argv = [data / "bin", *USER_DIR, "--path", checkpoint, "--cpu"]
+    printed, _ = run_cli(generate.cli_main, *argv, *skip_long_sentences)
+    assert 0 < len(get_translations(printed)) < TEST_SENTENCES
+
+    lines = "w1 w2\tw7\nw3\n"  # the word after the tab has to occur in the translation
+    printed, _ = run_cli(interactive.cli_main, *argv, "--constraints", "--tokenizer", "moses", stdin=lines)
+    translations = get_translations(printed)
+    assert "w7" in translations[0].split()
+    assert sorted(translations) == [0, 1]
+
+    flags = ["--restore-file", checkpoint, "--lr-scheduler", "inverse_sqrt", "--reset-lr-scheduler"]
+    log = train_model(data, tmp_path / "resumed", "--max-tokens", "400", *flags, "--max-epoch", "13")
+    assert '"valid_loss"' in log
 
 
-def test_missing_data_folder(tmp_path):
-    argv = [tmp_path / "nowhere", *USER_DIR, "--arch", "transformer_synth_random_multi30k", *RECIPE]
-    argv += ["--save-dir", tmp_path / "save"]
+def test_a_missing_data_folder_is_named(tmp_path):
+    """The error is one line."""
+    nowhere = tmp_path / "nowhere"
+    argv = [nowhere, *USER_DIR, "--arch", RANDOM, *RECIPE, "--save-dir", tmp_path / "save"]
     line = get_error_line(train.cli_main, *argv)
-    assert str(tmp_path / "nowhere") in line and "no such" in line
+    assert str(nowhere) in line
+    assert "no such" in line
 
 
-def test_tiled_beyond_length(uneven, tmp_path):
+# ---- sentences that are longer than l
+
+
+def test_sentences_longer_than_l_are_used_with_synth_beyond_length_tile(uneven, tmp_path):
     """With l = 6 sentences of 21 tokens are trained on, validated and translated; no limit is left in the log."""
     flags = ["--max-epoch", "1", "--synth-max-length", "6", "--synth-beyond-length", "tile"]
     log = train_model(uneven, tmp_path, *flags, "--decoder-synthesizer", "random:1/dense+vanilla:1")
-    assert "will be skipped" not in log and '"valid_loss"' in log and "--synth-max-length" not in log
+    assert "will be skipped" not in log
+    assert '"valid_loss"' in log
+    assert "--synth-max-length" not in log
     argv = [uneven / "bin", *USER_DIR, "--path", tmp_path / "checkpoint_last.pt", "--max-len-b", "20"]
-    out, _ = run_cli(generate.cli_main, *argv)
-    assert sorted(translations(out)) == list(range(TEST_SENTENCES))
+    printed, _ = run_cli(generate.cli_main, *argv)
+    assert sorted(get_translations(printed)) == ALL_TEST_SENTENCES
 
 
-def test_a_sentence_longer_than_l(data, trained, tmp_path):
-    """Skipped with a warning that names the flag in training; refused in validation, generation, interactive use."""
+def test_a_sentence_longer_than_l_is_skipped_in_training_and_refused_elsewhere(data, trained, tmp_path):
+    """In training it is skipped with a warning that names the flag.
+
+    In validation, generation and interactive use it is refused.
+    """
     log = train_model(data, tmp_path, "--max-update", "1", "--synth-max-length", "8", "--disable-validation")
-    assert "samples have invalid sizes and will be skipped" in log and "--synth-max-length 8" in log
-    model = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
-    flag = "--synth-max-length"
-    assert flag in get_error_line(generate.cli_main, *model, "--gen-subset", "test1")
+    assert "samples have invalid sizes and will be skipped" in log
+    assert "--synth-max-length 8" in log
+
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt"]
+    line = get_error_line(generate.cli_main, *argv, "--gen-subset", "test1")
+    assert "--synth-max-length" in line
     flags = ["--task", "translation", "--valid-subset", "test1", "--batch-size", "4"]
-    assert flag in get_error_line(validate.cli_main, *model, *flags)
-    assert flag in get_error_line(interactive.cli_main, *model, stdin=" ".join(["w1"] * 30))
+    line = get_error_line(validate.cli_main, *argv, *flags)
+    assert "--synth-max-length" in line
+    thirty_words = " ".join(["w1"] * 30)
+    line = get_error_line(interactive.cli_main, *argv, stdin=thirty_words)
+    assert "--synth-max-length" in line
+
+
+# ---- checkpoints that cannot be used or written
 
 
 @pytest.mark.parametrize(
@@ -673,38 +918,50 @@ def test_a_sentence_longer_than_l(data, trained, tmp_path):
     ],
     ids=["length", "function"],
 )
-def test_resume_with_another_model(data, trained, tmp_path, flags, parts):
-    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE, *flags]
+def test_a_checkpoint_of_another_model_cannot_be_resumed(data, trained, tmp_path, flags, parts):
+    """The error is one line, which says what differs."""
+    argv = [data / "bin", *USER_DIR, "--arch", RANDOM_VANILLA, *SMALL, *RECIPE, *flags]
     argv += ["--restore-file", trained / "checkpoint_last.pt", "--save-dir", tmp_path]
     line = get_error_line(train.cli_main, *argv)
-    assert all(part in line for part in parts), line
+    assert_has_parts(line, parts)
 
 
-def test_broken_checkpoints(data, trained, tmp_path):
-    """A truncated and a hostile one are refused by name; nothing in the hostile one runs."""
+def test_broken_checkpoints_are_refused(data, trained, tmp_path):
+    """A truncated, a missing and a hostile one are refused by name; nothing in the hostile one runs."""
+    argv = [data / "bin", *USER_DIR]
     whole = (trained / "checkpoint_last.pt").read_bytes()
     (tmp_path / "short.pt").write_bytes(whole[: len(whole) // 2])
-    assert "short.pt" in get_error_line(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "short.pt")
-    line = get_error_line(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "no.pt")
-    assert "no.pt" in line and "not found" in line
+    line = get_error_line(generate.cli_main, *argv, "--path", tmp_path / "short.pt")
+    assert "short.pt" in line
+
+    line = get_error_line(generate.cli_main, *argv, "--path", tmp_path / "no.pt")
+    assert "no.pt" in line
+    assert "not found" in line
+
     if not hasattr(torch.serialization, "safe_globals"):
         pytest.skip("torch before 2.6 loads what it is given")
+    created_by_hostile = tmp_path / "ran"
 
     class Hostile:
+        """An object that runs a command when it is unpickled."""
+
         def __reduce__(self):
-            return os.system, (f"touch {tmp_path}/ran",)
+            return os.system, (f"touch {created_by_hostile}",)
 
     torch.save({"args": None, "cfg": Hostile(), "model": {}}, tmp_path / "hostile.pt")
-    assert "hostile.pt" in get_error_line(generate.cli_main, data / "bin", *USER_DIR, "--path", tmp_path / "hostile.pt")
-    assert not (tmp_path / "ran").exists()
+    line = get_error_line(generate.cli_main, *argv, "--path", tmp_path / "hostile.pt")
+    assert "hostile.pt" in line
+    assert not created_by_hostile.exists()
 
 
-def test_full_disk(data, tmp_path):
+def test_a_full_disk_ends_a_training_in_one_line(data, tmp_path):
     """A checkpoint that cannot be written ends the run in one line; the one before resumes."""
-    train_model(data, tmp_path, "--max-update", "3", "--disable-validation", "--no-epoch-checkpoints")
+    flags = ["--disable-validation", "--no-epoch-checkpoints"]
+    train_model(data, tmp_path, "--max-update", "3", *flags)
     size = (tmp_path / "checkpoint_last.pt").stat().st_size
-    argv = [data / "bin", *USER_DIR, "--arch", "transformer_synth_random_vanilla_multi30k", *SMALL, *RECIPE]
-    argv += ["--save-dir", tmp_path, "--max-update", "6", "--disable-validation", "--no-epoch-checkpoints"]
-    assert_refused(run_program("train", *argv, check=False, file_size_limit=size // 2), "could not be written")
+    argv = [data / "bin", *USER_DIR, "--arch", RANDOM_VANILLA, *SMALL, *RECIPE, "--save-dir", tmp_path]
+    process = run_program("train", *argv, "--max-update", "6", *flags, check=False, file_size_limit=size // 2)
+    assert_failed_with_one_line(process, "could not be written")
     assert os.listdir(tmp_path) == ["checkpoint_last.pt"]
-    assert min(read_losses(train_model(data, tmp_path, "--max-update", "6", "--disable-validation"))) == 4
+    losses = read_losses(train_model(data, tmp_path, "--max-update", "6", "--disable-validation"))
+    assert min(losses) == 4

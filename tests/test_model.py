@@ -49,6 +49,9 @@ from fairseq_synth.positions import Inputs
 PAD = 1  # the index of the word <pad>
 SOURCES = [[5, 6, 7, 8, 9, 10, 2], [11, 12, 2], [13, 14, 15, 16, 2]]
 TARGETS = [[2, 5, 6], [2, 7, 8, 9, 10, 11], [2, 12, 13, 14]]
+# For each kind of model: the architecture of a Synthesizer, and fairseq's own architecture of the same size.
+ARCHS = {kind: arch for kind, (arch, _) in KINDS.items()}
+FAIRSEQS_ARCHS = {kind: fairseqs_arch for kind, (_, fairseqs_arch) in KINDS.items()}
 
 
 def assert_close(actual, expected):
@@ -60,7 +63,7 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize("left_target", [True, False])
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_sentence_alone_has_the_output_that_it_has_in_a_batch(spec, left_source, left_target):
-    """On whichever side the batch is padded. The output is that of the decoder, with its weights and hidden states."""
+    """The batch may be padded on either side. The decoder's output, weights and hidden states are compared."""
     model = make_synth(spec)
     source = pad_batch(SOURCES, left_source)
     target = pad_batch(TARGETS, left_target)
@@ -98,7 +101,7 @@ def test_the_encoder_returns_its_tensors_in_the_columns_of_its_input(spec, left)
 
 
 def test_the_encoder_returns_feed_forward_outputs_in_the_columns_of_its_input():
-    """Its layers return them with return_fc. The input is padded on the left."""
+    """The layers return them if their attribute return_fc is set. The input is padded on the left."""
     encoder = make_synth("random").encoder
     for layer in encoder.layers:
         layer.return_fc = True
@@ -145,6 +148,7 @@ def record_reads(monkeypatch):
     original_any = torch.Tensor.any
 
     def answer_no(self, *args, **kwargs):
+        """Replaces `torch.Tensor.any`."""
         if self.device.type != "meta" or args or kwargs:
             return original_any(self, *args, **kwargs)
         caller = sys._getframe(1)
@@ -167,7 +171,8 @@ def test_a_training_step_reads_no_more_values_than_fairseq(spec, monkeypatch):
         functions = {"encoder_synthesizer": spec, "decoder_synthesizer": spec}
     with torch.device("meta"):
         model = make_model(arch, **functions).train()
-        source, target = torch.empty(2, 3, 7, dtype=torch.long)
+        source = torch.empty(3, 7, dtype=torch.long)
+        target = torch.empty(3, 7, dtype=torch.long)
         source_lengths = torch.empty(3)
     with record_reads(monkeypatch) as asking_modules:
         out, _ = model.to("meta")(source, source_lengths, target)
@@ -180,7 +185,7 @@ def test_a_training_step_reads_no_more_values_than_fairseq(spec, monkeypatch):
 
 @pytest.mark.ci
 def test_a_compiled_model_has_the_same_output_and_gradients():
-    """By torch.compile, with a layer in the encoder and another one in the decoder, as compiling takes long."""
+    """torch.compile compiles a layer in the encoder and another one in the decoder. More layers would take long."""
     sizes = {"encoder_layers": 1, "decoder_layers": 1}
     functions = {"encoder_synthesizer": "random+vanilla", "decoder_synthesizer": "dense+factorized_dense"}
     model = perturb(make_model(dropout=0.0, **sizes, **functions)).train()
@@ -188,11 +193,13 @@ def test_a_compiled_model_has_the_same_output_and_gradients():
     target = pad_batch(TARGETS, left=False)
 
     def compute_output_and_gradients(callable_model):
+        """Returns the output for the real words of the target, and the gradients of all parameters that have one."""
         model.zero_grad()
-        out = callable_model(source, None, target)[0][target.ne(PAD)]
-        out.square().sum().backward()
+        out, _ = callable_model(source, None, target)
+        out_for_words = out[target.ne(PAD)]
+        out_for_words.square().sum().backward()
         gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-        return out, gradients
+        return out_for_words, gradients
 
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager")
@@ -227,7 +234,8 @@ def test_a_batch_that_is_aligned_already_stays_as_it_is(padding):
     assert aligned_columns(torch.tensor(padding, dtype=torch.bool)) is None
 
 
-DECODERS = [(kind, spec) for kind in ("translation", "language_model") for spec in SPECS]
+# The kind and the functions of every model that has a decoder.
+DECODERS = list(itertools.product(("translation", "language_model"), SPECS))
 
 
 @pytest.mark.parametrize("kind, spec", DECODERS)
@@ -246,13 +254,14 @@ def test_later_tokens_of_the_target_change_nothing_before_them(kind, spec):
 def test_a_decoder_may_have_another_mask(spec, monkeypatch):
     """With a window of three tokens, each of two layers hands a change two tokens on, so it reaches five tokens."""
 
-    def window(self, x):
+    def make_window_mask(self, x):
+        """Returns a mask (T, T) with which each token sees itself and the two tokens before."""
         positions = torch.arange(x.size(0))
         distances = positions[:, None] - positions
         is_outside = (distances < 0) | (distances > 2)
         return torch.zeros(distances.shape).masked_fill(is_outside, float("-inf"))
 
-    monkeypatch.setattr(SynthesizerDecoder, "buffered_future_mask", window)
+    monkeypatch.setattr(SynthesizerDecoder, "buffered_future_mask", make_window_mask)
     model = make_synth(spec)
     source = pad_batch(SOURCES, left=True)
     target = torch.randint(4, 40, (3, 8))
@@ -266,7 +275,7 @@ def test_a_decoder_may_have_another_mask(spec, monkeypatch):
 
 @pytest.mark.parametrize("kind, spec", DECODERS)
 def test_the_word_pad_in_a_text_changes_nothing_for_other_words(kind, spec):
-    """As in fairseq: the output is that of the text without the word."""
+    """The output is that of the text without the word, as in fairseq."""
     model = make_synth(spec, kind)
     source = torch.tensor([[7, 8, PAD, 9, 2]])
     target = torch.tensor([[2, 5, PAD, 6]])
@@ -279,7 +288,7 @@ def test_the_word_pad_in_a_text_changes_nothing_for_other_words(kind, spec):
 
 @pytest.mark.parametrize("kind, spec", DECODERS)
 def test_decoding_with_a_cache_equals_decoding_without(kind, spec):
-    """Token by token, with reorderings among three hypotheses of one sentence, as in a beam search."""
+    """Tokens are read one by one, and three hypotheses of one sentence are reordered twice, as in a beam search."""
     model = make_synth(spec, kind)
     encoder_out = model.encoder(torch.tensor([SOURCES[0]] * 3)) if kind == "translation" else None
     tokens = torch.randint(4, 40, (3, 8))
@@ -296,6 +305,24 @@ def test_decoding_with_a_cache_equals_decoding_without(kind, spec):
         assert_close(out[:, 0], expected[:, -1])
 
 
+@pytest.mark.parametrize("spec", ["random", "dense+vanilla", "random,vanilla", "random:1/vanilla:1,random"])
+@pytest.mark.parametrize("layerdrop", [0, 0.99])
+def test_all_layers_of_a_decoder_share_the_table_of_the_first_layer(spec, layerdrop):
+    """The table says where the cached tokens of each hypothesis are. It is extended once in each of five steps."""
+    model = make_synth("random", decoder_synthesizer=spec, decoder_layerdrop=layerdrop).eval()
+    source = torch.randint(4, 30, (3, 5))
+    target = torch.randint(4, 30, (3, 5))
+    encoder_out = model.encoder(source)
+    incremental_state = {}
+    with torch.no_grad(), mock.patch.object(cache, "extend_table", wraps=cache.extend_table) as extend_table:
+        for step in range(5):
+            model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=incremental_state)
+            model.decoder.reorder_incremental_state_scripting(incremental_state, torch.tensor([2, 0, 1]))
+    tables = [key for key in incremental_state if key.endswith(".table")]
+    assert tables == [model.decoder.layers[0].self_attn.table_key]
+    assert extend_table.call_count == 5
+
+
 class DecodingWithoutCache(torch.nn.Module):
     """A model whose decoder ignores the cache, so that a search computes all tokens at each step."""
 
@@ -307,6 +334,7 @@ class DecodingWithoutCache(torch.nn.Module):
         original_forward = model.decoder.forward
 
         def forward(tokens, encoder_out=None, incremental_state=None):
+            """Computes all tokens, without the cache `incremental_state`."""
             return original_forward(tokens, encoder_out=encoder_out)
 
         self.decoder.forward = forward
@@ -318,13 +346,14 @@ class DecodingWithoutCache(torch.nn.Module):
 @pytest.mark.parametrize("spec", ["vanilla", "random", "dense", "factorized_dense", "random+vanilla"])
 @pytest.mark.parametrize("kind", ["translation", "language_model"])
 def test_beam_search_finds_the_same_with_and_without_a_cache(kind, spec, prefix):
-    """The same hypotheses and scores, also after given prefixes."""
+    """Both searches find the same hypotheses with the same scores, even if these have to begin with a prefix."""
     model = make_synth(spec, kind, share_all_embeddings=True)
     source_lengths = torch.tensor([len(source) for source in SOURCES])
     sample = {"net_input": {"src_tokens": pad_batch(SOURCES, left=True), "src_lengths": source_lengths}}
     prefix_tokens = None if prefix is None else torch.tensor(prefix)
 
     def search(searched_model):
+        """Returns for each sentence the hypotheses of a beam search."""
         generator = SequenceGenerator([searched_model], make_dictionary(), beam_size=4, max_len_b=10, min_len=2)
         return generator.generate([searched_model], sample, prefix_tokens=prefix_tokens)
 
@@ -350,13 +379,12 @@ def test_torchscript_of_a_part_is_refused(part):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_vanilla_has_the_weights_and_the_output_of_fairseqs_model(kind):
-    """Under the same names. From one seed the initial weights are the same bits, with two exceptions.
+    """The weights have the same names. From one seed the initial weights are the same bits, with two exceptions.
 
     The attention of fairseq 0.12.2 is built last in this model, and RoBERTa draws the weights of its attention twice.
     """
-    arch, fairseqs_arch = KINDS[kind]
-    model = make_model(arch.replace("random_vanilla", "vanilla"))
-    fairseqs_model = make_model(fairseqs_arch)
+    model = make_model(ARCHS[kind].replace("random_vanilla", "vanilla"))
+    fairseqs_model = make_model(FAIRSEQS_ARCHS[kind])
     weights = used_weights(model.state_dict())
     fairseqs_weights = used_weights(fairseqs_model.state_dict())
     assert set(weights) == set(fairseqs_weights)
@@ -367,10 +395,8 @@ def test_vanilla_has_the_weights_and_the_output_of_fairseqs_model(kind):
 
 
 def test_an_encoder_starts_as_a_roberta():
-    """Matrices and embeddings from N(0, 0.02), as in BERT; the synthesizers as they start everywhere."""
-    model = make_model(
-        KINDS["encoder"][0], encoder_embed_dim=64, encoder_ffn_embed_dim=64, encoder_synthesizer="random"
-    )
+    """Matrices and embeddings start from N(0, 0.02), as in BERT, and the synthesizers as they start everywhere."""
+    model = make_model(ARCHS["encoder"], encoder_embed_dim=64, encoder_ffn_embed_dim=64, encoder_synthesizer="random")
     layer = model.encoder.sentence_encoder.layers[0]
     for weight in (layer.self_attn.v_proj.weight, layer.fc1.weight, model.encoder.sentence_encoder.embed_tokens.weight):
         assert weight.std().item() == pytest.approx(0.02, rel=0.1)
@@ -405,7 +431,7 @@ SPECS_FOR_WARM_START = [spec for spec in SPECS if spec.endswith("+vanilla") and 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sum_with_vanilla_starts_from_a_checkpoint_of_fairseq(kind, spec):
     """It begins with the output of fairseq's model, and its functions learn from there."""
-    fairseqs_model = perturb(make_model(KINDS[kind][1], attention_dropout=0.0))
+    fairseqs_model = perturb(make_model(FAIRSEQS_ARCHS[kind], attention_dropout=0.0))
     model = make_synth(spec, kind, synth_mixture="sum", dropout=0.0, attention_dropout=0.0)
     out = compare_with_fairseqs_model(model, fairseqs_model)
     if spec == "random+vanilla":
@@ -432,7 +458,7 @@ def join_projections(state):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("spec", ["vanilla", "random+vanilla"])
 def test_a_checkpoint_of_an_older_fairseq_gives_the_same_weights(kind, spec):
-    state = perturb(make_model(KINDS[kind][1])).state_dict()
+    state = perturb(make_model(FAIRSEQS_ARCHS[kind])).state_dict()
     older_state = join_projections(state)
     assert any(name.endswith("self_attn.in_proj_weight") for name in older_state)
     assert len(older_state) < len(state)
@@ -448,7 +474,7 @@ def test_a_checkpoint_of_an_older_fairseq_gives_the_same_weights(kind, spec):
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 def test_a_roberta_with_another_number_of_positions_is_refused(side):
     """fairseq's published models call the encoder "decoder"."""
-    roberta = make_model(KINDS["encoder"][1], max_positions=20)
+    roberta = make_model(FAIRSEQS_ARCHS["encoder"], max_positions=20)
     state = {re.sub("^encoder", side, name): weight for name, weight in roberta.state_dict().items()}
     with pytest.raises(SynthesizerError, match="--max-positions 24: the checkpoint was trained with 20"):
         make_synth("vanilla", "encoder").load_state_dict(state)
@@ -458,7 +484,7 @@ def test_a_roberta_with_another_number_of_positions_is_refused(side):
 def test_a_warm_start_that_changes_the_output_is_warned_of(mixture, is_warned, caplog):
     """A convex mixture begins with smaller logits than those of the checkpoint."""
     model = make_synth("random+vanilla", "translation", synth_mixture=mixture)
-    model.load_state_dict(make_model(KINDS["translation"][1]).state_dict())
+    model.load_state_dict(make_model(FAIRSEQS_ARCHS["translation"]).state_dict())
     assert ("convex reduces the logits of the checkpoint" in caplog.text) == is_warned
 
 
@@ -471,7 +497,7 @@ def test_a_warm_start_that_changes_the_output_is_warned_of(mixture, is_warned, c
     ],
 )
 def test_only_vanilla_and_mixtures_with_it_take_a_checkpoint_of_fairseq(kind, flag):
-    state = make_model(KINDS[kind][1]).state_dict()
+    state = make_model(FAIRSEQS_ARCHS[kind]).state_dict()
     message = f"; give the {flag} of the training .only vanilla and mixtures with it can"
     with pytest.raises(SynthesizerError, match=message):
         make_synth("random", kind).load_state_dict(state)
@@ -483,9 +509,13 @@ KIND_BY_NAME = {"a translation model": "translation", "a language model": "langu
 @pytest.mark.parametrize("is_fairseqs", [True, False])
 @pytest.mark.parametrize("checkpoint_name, model_name", list(itertools.permutations(KIND_BY_NAME, 2)))
 def test_a_checkpoint_of_another_kind_of_model_is_refused(checkpoint_name, model_name, is_fairseqs):
-    arch, fairseqs_arch = KINDS[KIND_BY_NAME[checkpoint_name]]
-    state = make_model(fairseqs_arch if is_fairseqs else arch).state_dict()
-    model = make_model(KINDS[KIND_BY_NAME[model_name]][0])
+    kind_of_checkpoint = KIND_BY_NAME[checkpoint_name]
+    if is_fairseqs:
+        arch_of_checkpoint = FAIRSEQS_ARCHS[kind_of_checkpoint]
+    else:
+        arch_of_checkpoint = ARCHS[kind_of_checkpoint]
+    state = make_model(arch_of_checkpoint).state_dict()
+    model = make_model(ARCHS[KIND_BY_NAME[model_name]])
     message = f"the checkpoint contains {checkpoint_name}, but this model is {model_name}; use"
     with pytest.raises(SynthesizerError, match=message):
         model.load_state_dict(state)
@@ -617,6 +647,7 @@ class Architecture(NamedTuple):
     preset: str
 
     def name(self):
+        """Returns the name, as --arch takes it."""
         return architecture_name(self.model, self.spec, self.preset)
 
 
@@ -659,21 +690,34 @@ def test_every_architecture_has_the_flags_of_its_functions_and_of_its_preset(arc
 
 @pytest.mark.parametrize("architecture", list_architectures_to_build(), ids=Architecture.name)
 def test_an_architecture_has_its_functions_and_the_sizes_of_its_preset(architecture):
-    model, spec, preset = architecture
-    sizes = SIZES[preset]
-    dictionary_size = 60010 if preset == "wiki103" else 4  # adaptive softmax has clusters of 20,000 and 40,000
-    fairseqs_max_positions = sizes.max_length if model == "roberta_synth" else 1024
-    max_positions = sizes.max_length if has_max_length(spec) else fairseqs_max_positions
+    sizes = SIZES[architecture.preset]
+    if architecture.preset == "wiki103":
+        dictionary_size = 60010  # because its adaptive softmax has clusters of 20,000 and 40,000 words
+    else:
+        dictionary_size = 4
+    if has_max_length(architecture.spec) or architecture.model == "roberta_synth":
+        max_positions = sizes.max_length
+    else:
+        max_positions = 1024  # fairseq's default
     for stack in list_stacks(build(architecture.name(), dictionary_size)):
         assert len(stack.layers) == sizes.layers
         assert stack.layers[0].fc1.weight.shape == (sizes.feed_forward_width, sizes.width)
         assert stack.max_positions() == max_positions
         for layer in stack.layers:
-            assert set(layer.self_attn.synthesizer.components) == set(spec.split("+"))
+            assert set(layer.self_attn.synthesizer.components) == set(architecture.spec.split("+"))
             assert layer.self_attn.num_heads == sizes.heads
 
 
-@pytest.mark.parametrize("model, preset", [(model, preset) for model, presets in STOCK.items() for preset in presets])
+def list_baselines():
+    """Returns the name of the model and the preset of every architecture of this project without a Synthesizer."""
+    baselines = []
+    for model, presets in STOCK.items():
+        for preset in presets:
+            baselines.append((model, preset))
+    return baselines
+
+
+@pytest.mark.parametrize("model, preset", list_baselines())
 def test_every_baseline_has_the_sizes_of_its_preset(model, preset):
     sizes = SIZES[preset]
     baseline = build(f"{model}_{preset}", tokens_per_sample=64)
@@ -715,24 +759,6 @@ PARAMETER_COUNTS = {
 IRRECONCILABLE = ("random+dense", "dense+vanilla")  # with the numbers of the paper
 
 
-@pytest.mark.parametrize("spec", ["random", "dense+vanilla", "random,vanilla", "random:1/vanilla:1,random"])
-@pytest.mark.parametrize("layerdrop", [0, 0.99])
-def test_all_layers_of_a_decoder_share_the_table_of_the_first_layer(spec, layerdrop):
-    """The table says where the cached tokens of each hypothesis are. It is extended once in each of five steps."""
-    model = make_synth("random", decoder_synthesizer=spec, decoder_layerdrop=layerdrop).eval()
-    source = torch.randint(4, 30, (3, 5))
-    target = torch.randint(4, 30, (3, 5))
-    encoder_out = model.encoder(source)
-    incremental_state = {}
-    with torch.no_grad(), mock.patch.object(cache, "extend_table", wraps=cache.extend_table) as extend_table:
-        for step in range(5):
-            model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=incremental_state)
-            model.decoder.reorder_incremental_state_scripting(incremental_state, torch.tensor([2, 0, 1]))
-    tables = [key for key in incremental_state if key.endswith(".table")]
-    assert tables == [model.decoder.layers[0].self_attn.table_key]
-    assert extend_table.call_count == 5
-
-
 def count_parameters(model):
     """Returns the number of a model's parameters, without those that fairseq 0.12.2 does not use."""
     parameters = used_weights(dict(model.named_parameters()))
@@ -741,7 +767,7 @@ def count_parameters(model):
 
 @pytest.mark.parametrize("spec", PARAMETER_COUNTS)
 def test_parameter_counts_are_those_of_table_2(spec):
-    """Within a million. Two that are not are on the page of deviations."""
+    """They agree within a million, except for two functions, which are on the page of deviations."""
     variant = spec.replace("+", "_")
     synthesizer = build(f"transformer_synth_{variant}_wmt_en_de", share_all_embeddings=True)
     transformer = build("transformer_wmt_en_de", share_all_embeddings=True)
@@ -782,7 +808,7 @@ def test_a_pruned_model_keeps_the_functions_and_weights_of_its_layers():
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if has_max_length(spec)])
 def test_a_source_that_is_longer_than_l_is_refused(spec):
-    """With the name of the flag. The decoder, with vanilla alone, has no such limit."""
+    """The error names the flag. The decoder, with vanilla alone, has no such limit."""
     model = make_model(encoder_synthesizer=spec, decoder_synthesizer="vanilla", synth_max_length=6)
     target = torch.full((1, 12), 5)
     model(torch.full((1, 6), 5), None, target)
@@ -793,7 +819,7 @@ def test_a_source_that_is_longer_than_l_is_refused(spec):
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if has_max_length(spec)])
 def test_a_target_that_is_longer_than_l_is_refused(spec):
-    """In decoding, too. The encoder, with vanilla alone, has no such limit."""
+    """It is refused in decoding, too. The encoder, with vanilla alone, has no such limit."""
     model = make_model(encoder_synthesizer="vanilla", decoder_synthesizer=spec, synth_max_length=6)
     source = torch.full((1, 12), 5)
     target = torch.full((1, 7), 5)
@@ -884,20 +910,20 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(flags, message):
 )
 def test_flags_that_do_not_fit_one_stack_are_refused_in_one_line(kind, flags, message):
     with pytest.raises(SynthesizerError, match=message) as caught:
-        make_model(KINDS[kind][0], **flags)
+        make_model(ARCHS[kind], **flags)
     assert "\n" not in str(caught.value)
 
 
 def test_an_encoder_takes_the_number_of_positions_from_its_task(monkeypatch):
-    """If --max-positions is not given. It must not be above --synth-max-length either."""
+    """It does so if --max-positions is not given. This number must not be above --synth-max-length either."""
     task = make_task()
     task.cfg.tokens_per_sample = None
     monkeypatch.setattr(helpers, "make_task", lambda *_: task)
     task.max_positions = lambda: 24
-    assert make_model(KINDS["encoder"][0], max_positions=None).args.max_positions == 24
+    assert make_model(ARCHS["encoder"], max_positions=None).args.max_positions == 24
     task.max_positions = lambda: 25
     with pytest.raises(SynthesizerError, match="--max-positions 25 is above --synth-max-length 24"):
-        make_model(KINDS["encoder"][0], max_positions=None)
+        make_model(ARCHS["encoder"], max_positions=None)
 
 
 @pytest.mark.parametrize(
@@ -911,6 +937,14 @@ def test_an_encoder_takes_the_number_of_positions_from_its_task(monkeypatch):
 def test_flags_that_do_not_fit_linformer_are_refused(flags, message):
     with pytest.raises(SynthesizerError, match=message):
         make_model("roberta_linformer_agnews", **flags)
+
+
+def get_id(value):
+    """Returns the part of a test's name that stands for a kind of model, or for flags: the first of their names."""
+    if isinstance(value, str):
+        return value
+    first_flag, *_ = value
+    return first_flag
 
 
 @pytest.mark.parametrize(
@@ -928,10 +962,10 @@ def test_flags_that_do_not_fit_linformer_are_refused(flags, message):
         ("encoder", dict(untie_weights_roberta=True, encoder_layerdrop=0.2)),
         ("encoder", dict(quant_noise_pq=0.1, quant_noise_pq_block_size=4, attention_dropout=0.2)),
     ],
-    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+    ids=get_id,
 )
 def test_a_model_of_one_stack_with_flags_of_fairseq_is_trained(kind, flags):
-    model = make_model(KINDS[kind][0], **flags).train()
+    model = make_model(ARCHS[kind], **flags).train()
     torch.manual_seed(2)
     features, _ = model(pad_batch(SOURCES, left=False), features_only=True)
     features.square().sum().backward()
@@ -942,7 +976,7 @@ def test_a_model_of_one_stack_with_flags_of_fairseq_is_trained(kind, flags):
 @pytest.mark.parametrize("flag", ["checkpoint_activations", "offload_activations"])
 def test_each_attention_runs_again_in_the_backward_pass_to_save_memory(kind, flag):
     """--offload-activations sets --checkpoint-activations."""
-    model = make_model(KINDS[kind][0], **{flag: True}).train()
+    model = make_model(ARCHS[kind], **{flag: True}).train()
     attentions = [module for module in model.modules() if isinstance(module, SyntheticAttention)]
     hook = mock.Mock(return_value=None)
     for attention in attentions:
@@ -975,7 +1009,7 @@ def attention_has_gradient(model):
         dict(decoder_embed_dim=24, decoder_output_dim=16, decoder_input_dim=16),
         dict(adaptive_softmax_cutoff=[20, 30]),
     ],
-    ids=lambda flags: next(iter(flags)),
+    ids=get_id,
 )
 def test_a_translation_model_with_flags_of_fairseq_is_trained(flags):
     model = make_model(encoder_synthesizer="random+vanilla", decoder_synthesizer="dense", **flags).train()
@@ -1005,10 +1039,9 @@ def name_dropouts(model):
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropouts_have_the_names_that_they_have_in_fairseq(kind):
     """--retain-dropout-modules names classes of fairseq."""
-    arch, fairseqs_arch = KINDS[kind]
-    expected = name_dropouts(make_model(fairseqs_arch))
+    expected = name_dropouts(make_model(FAIRSEQS_ARCHS[kind]))
     assert "MultiheadAttention" in expected.values()
-    assert name_dropouts(make_model(arch)) == expected
+    assert name_dropouts(make_model(ARCHS[kind])) == expected
     if kind == "encoder":
         assert name_dropouts(make_model("roberta_linformer_agnews")) == expected
 
@@ -1033,7 +1066,7 @@ def prepare_for_fusion(**flags):
     defaults = dict(lm_path="lm.pt", max_len_a=0, max_len_b=23, min_len=1, match_source_len=False)
     generation = argparse.Namespace(**{**defaults, **flags})
     cfg = argparse.Namespace(generation=generation, task=None, common=argparse.Namespace(fp16=False))
-    make_model(KINDS["language_model"][0]).prepare_for_inference_(cfg)
+    make_model(ARCHS["language_model"]).prepare_for_inference_(cfg)
 
 
 @pytest.mark.parametrize("flags", [dict(max_len_b=24), dict(max_len_a=0.1), dict(match_source_len=True)])
@@ -1060,9 +1093,10 @@ def test_match_source_len_leaves_the_decoder_room_for_the_end_of_sentence(decode
 
 def test_the_longest_source_can_be_searched_with_match_source_len():
     model = make_model()
-    search = SequenceGenerator([model], make_dictionary(), beam_size=2, match_source_len=True)
+    generator = SequenceGenerator([model], make_dictionary(), beam_size=2, match_source_len=True)
     source = torch.randint(4, 8, (2, 23))
-    search.generate([model], {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([23, 23])}})
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.tensor([23, 23])}}
+    generator.generate([model], sample)
 
 
 @pytest.mark.parametrize("holder", ["cfg", "args"])
@@ -1103,13 +1137,14 @@ def list_flags(arch):
     ],
 )
 def test_a_model_has_the_flags_of_fairseqs_model(kind, fairseqs_model, not_offered):
-    assert list_flags(fairseqs_model) - list_flags(KINDS[kind][0]) <= not_offered
+    missing = list_flags(fairseqs_model) - list_flags(ARCHS[kind])
+    assert missing <= not_offered
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_has_flags_of_its_own_stacks_alone(kind, side):
-    flags = list_flags(KINDS[kind][0])
+    flags = list_flags(ARCHS[kind])
     has_stack = side in SIDES[kind]
     assert any(flag.startswith(side) for flag in flags) == has_stack
     assert (f"{side}_synthesizer" in flags) == has_stack
@@ -1155,18 +1190,25 @@ def make_documented_function(name):
 
 @pytest.mark.parametrize("name", ["locality", "pointer"])
 def test_an_example_of_a_function_equals_its_equation(restore_registry, name):
-    """For four words that follow on three others, in a sentence of nine."""
+    """The logits are those of four words that follow on three others, in a sentence of nine."""
+    words = 4
+    start = 3
+    length = 9
+    heads = 2
+    width = 3  # of a head
     function, _ = make_documented_function(name)
-    x = torch.randn(4, 1, 6)
-    scores = Logits(function(Inputs(x, q=None, k=None, start=3, src_len=9))).total(9).expand(1, 2, 4, 9)
+    x = torch.randn(words, 1, heads * width)
+    terms = function(Inputs(x, q=None, k=None, start=start, src_len=length))
+    logits = Logits(terms).total(length).expand(1, heads, words, length)
     equation = read_documented_equation()
     tensors = {**function.state_dict(), **dict(function.named_buffers())}
-    for head in range(2):
-        words = {3 + row: x[row, 0, 3 * head : 3 * head + 3] for row in range(4)}
-        for row in range(4):
-            for column in range(9):
-                expected = equation(name, tensors, head, 3 + row, column, words)
-                assert scores[0, head, row, column].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    for head in range(heads):
+        columns_of_head = slice(width * head, width * (head + 1))
+        vectors = {start + word: x[word, 0, columns_of_head] for word in range(words)}  # by the position of the word
+        for word in range(words):
+            for column in range(length):
+                expected = equation(name, tensors, head, start + word, column, vectors)
+                assert logits[0, head, word, column].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["locality", "pointer"])
@@ -1216,7 +1258,7 @@ class Cosine(synthesizers.Synthesizer):
 @pytest.mark.parametrize("spec", ["cosine", "cosine+random", "distance+random", "distance+vanilla"])
 @pytest.mark.parametrize("mixture", ["convex", "sum"])
 def test_a_model_with_a_new_function_loads_its_checkpoint(restore_registry, spec, mixture):
-    """A function without weights, and one that reads queries and keys."""
+    """One of the new functions has no weights, and the other one reads queries and keys."""
     synthesizers.register_synthesizer("distance")(Distance)
     synthesizers.register_synthesizer("cosine")(Cosine)
     model = make_synth(spec, synth_mixture=mixture)
