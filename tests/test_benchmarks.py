@@ -36,6 +36,7 @@ def run(monkeypatch):
     """Returns a function that runs a benchmark's command line in this process."""
 
     def run_script(name, *arguments):
+        """Runs the benchmark in the file `name` of benchmarks/ with these arguments."""
         script = str(ROOT / "benchmarks" / name)
         monkeypatch.setattr(sys, "argv", [script, *arguments])
         runpy.run_path(script, run_name="__main__")
@@ -45,7 +46,7 @@ def run(monkeypatch):
 
 @pytest.fixture
 def narrow_models(monkeypatch):
-    """Makes the base model narrow, as these tests do not need its time."""
+    """Makes the base model narrow, because a model of its usual size would only cost time."""
     import common
 
     sizes = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 64, "decoder_embed_dim": 64, "decoder_ffn_embed_dim": 64}
@@ -55,13 +56,16 @@ def narrow_models(monkeypatch):
 @pytest.fixture
 def warm_processes(monkeypatch):
     """Starts the processes in which memory is measured from one that has imported torch already."""
-    start = subprocess.run
+    original_run = subprocess.run
 
-    def start_warm(command, **options):
+    def run_measurements_warm(command, **options):
+        """Replaces subprocess.run: a measurement begins with torch imported; any other command runs as usual."""
         is_measurement = "--one" in command and "-S" not in command
-        return warm.run(command[1:]) if is_measurement else start(command, **options)
+        if is_measurement:
+            return warm.run(command[1:])
+        return original_run(command, **options)
 
-    monkeypatch.setattr(subprocess, "run", start_warm)
+    monkeypatch.setattr(subprocess, "run", run_measurements_warm)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -80,22 +84,38 @@ def test_a_benchmark_prints_its_table_and_writes_its_file(name, tmp_path, run, c
 
 
 def test_speeds_are_medians_of_the_rounds_after_the_warm_up():
-    from rounds import compare_in_turns
+    from rounds import Comparison, compare_in_turns
 
-    seconds = {"stock": [9, 4, 6, 10], "random": [1, 2, 2, 10]}
-    functions = {name: list(times).__iter__().__next__ for name, times in seconds.items()}
-    comparisons = compare_in_turns(functions, "stock", lambda function: function(), rounds=3, warm_up=1)
-    assert comparisons["random"] == (2, 1, 3, 2)  # ratios 2, 3 and 1; seconds 2, 2 and 10
-    assert comparisons["stock"] == (1, 1, 1, 6)
+    seconds_of_stock = iter([9, 4, 6, 10])  # the first round is the warm-up
+    seconds_of_random = iter([1, 2, 2, 10])
+    functions = {
+        "stock": lambda: next(seconds_of_stock),
+        "random": lambda: next(seconds_of_random),
+    }
+
+    def read_stopwatch(function):
+        """Returns the seconds of a call, which the functions of this test return themselves."""
+        return function()
+
+    comparisons = compare_in_turns(functions, "stock", read_stopwatch, rounds=3, warm_up=1)
+    # The ratios of the three rounds are 2, 3 and 1, and the seconds are 2, 2 and 10.
+    assert comparisons["random"] == Comparison(ratio=2, lowest=1, highest=3, seconds=2)
+    assert comparisons["stock"] == Comparison(ratio=1, lowest=1, highest=1, seconds=6)
 
 
 def test_each_round_begins_with_another_function():
     from rounds import time_in_turns
 
-    order = []
-    functions = {name: functools.partial(order.append, name) for name in "abc"}
-    time_in_turns(functions, lambda function: function() or 0.0, rounds=3, warm_up=0)
-    assert "".join(order) == "abcbcacab"
+    calls = []
+    functions = {name: functools.partial(calls.append, name) for name in "abc"}
+
+    def call_in_no_time(function):
+        """Calls a function, and returns 0 seconds as its time."""
+        function()
+        return 0.0
+
+    time_in_turns(functions, call_in_no_time, rounds=3, warm_up=0)
+    assert "".join(calls) == "abcbcacab"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -131,14 +151,17 @@ def test_a_part_of_another_command_runs_again(monkeypatch, tmp_path):
     import gpu
 
     def write_result(command, **_):
-        Path(command[command.index("--out") + 1]).write_text(" ".join(command))
+        """Replaces subprocess.run: writes the command itself as its result, and succeeds."""
+        out = Path(command[command.index("--out") + 1])
+        out.write_text(" ".join(command))
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(subprocess, "run", write_result)
     defaults = dict(device="cuda", dtype="bf16", dry=False, data=None, out=tmp_path)
     results = []
     for changes in ({"dry": True}, {}, {}, {"dtype": "fp16"}, {"data": "/bin"}):
-        assert gpu.run_part("step-simple", SimpleNamespace(**{**defaults, **changes}))
+        args = SimpleNamespace(**{**defaults, **changes})
+        assert gpu.run_part("step-simple", args)
         results.append((tmp_path / "step-simple.json").read_text())
     assert results[1] == results[2]
     assert len(set(results)) == 4
@@ -158,25 +181,30 @@ def test_memory_on_a_gpu_has_one_round():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name, most", [("random", 1.25), ("random+vanilla", 1.6), ("factorized_random+vanilla", 1.6)])
-def test_a_block_launches_at_most_so_many_times_stocks_kernels(name, most, causal):
-    """No more in half precision."""
+@pytest.mark.parametrize(
+    "name, highest_ratio", [("random", 1.25), ("random+vanilla", 1.6), ("factorized_random+vanilla", 1.6)]
+)
+def test_a_block_launches_at_most_so_many_times_stocks_kernels(name, highest_ratio, causal):
+    """In half precision a block launches as many kernels as in single precision."""
     import launches
 
-    number = len(launches.list_launches(name, causal))
-    assert number <= most * len(launches.list_launches("stock", causal))
-    assert number == len(launches.list_launches(name, causal, dtype=torch.bfloat16))
+    launches_of_variant = launches.list_launches(name, causal)
+    launches_of_stock = launches.list_launches("stock", causal)
+    launches_in_half_precision = launches.list_launches(name, causal, dtype=torch.bfloat16)
+    assert len(launches_of_variant) <= highest_ratio * len(launches_of_stock)
+    assert len(launches_of_variant) == len(launches_in_half_precision)
 
 
 @pytest.mark.parametrize("name", ["dense", "random+vanilla", "relative_random+vanilla", "stock"])
 def test_the_host_takes_the_branch_of_a_gpu(name, monkeypatch):
-    """Without the Triton kernels the block's attention is torch's fused one, once in each pass, also for mixtures."""
+    """Without the Triton kernels the block's attention is torch's fused one, once in each pass, even for mixtures."""
     import launches
 
     calls = []
     fake_gpu = launches.fake_gpu
 
     def fake_gpu_with_a_list(with_kernels, on_launch, on_fused_attention):
+        """Replaces launches.fake_gpu: records the calls of the fused attention in the list `calls`."""
         return fake_gpu(with_kernels, on_launch, on_fused_attention=calls.append)
 
     monkeypatch.setattr(launches, "fake_gpu", fake_gpu_with_a_list)
@@ -186,7 +214,11 @@ def test_the_host_takes_the_branch_of_a_gpu(name, monkeypatch):
 
 
 def read_launch_table():
-    """Returns the version of torch and the rows, as lists of cells, of the table of launches in docs/performance.md."""
+    """Returns the version of torch and the rows of the table of launches in docs/performance.md.
+
+    Each row is a tuple of strings: the variant, and the launches of a padded block, a causal block and a step of
+    decoding.
+    """
     page = (ROOT / "docs" / "performance.md").read_text()
     section = page[page.index("### Kernels that are launched") :]
     rows = re.findall(r"^\|`?([\w+]+)`?\|(\d+)\|(\d+)\|(\d+)\|\d*\|$", section, re.MULTILINE)
@@ -195,7 +227,8 @@ def read_launch_table():
     return version, rows
 
 
-MOST_OF_DECODING = {  # calls of a step of a beam search over stock's
+# For each variant: the highest ratio of the kernels that a step of its beam search launches to those of stock's.
+HIGHEST_RATIOS_OF_DECODING = {
     "random": 0.85,
     "fixed_random": 0.85,
     "factorized_random": 0.9,
@@ -209,16 +242,20 @@ MOST_OF_DECODING = {  # calls of a step of a beam search over stock's
 
 
 def test_a_step_of_decoding_launches_at_most_so_many_times_stocks_kernels():
-    """As docs/performance.md lists, if it was counted with this torch. A variant that is not listed is not counted."""
+    """The numbers are those that docs/performance.md lists, if they were counted with this version of torch.
+
+    A variant that is not listed there is not counted here.
+    """
     import launches
 
     version, rows = read_launch_table()
     stock = launches.count_launches_of_decoding("stock")
-    for name, _, _, listed in rows:
+    for name, _padded, _causal, listed_number in rows:
         number = launches.count_launches_of_decoding(name)
-        assert number <= MOST_OF_DECODING.get(name, 1.05) * stock, name
+        highest_ratio = HIGHEST_RATIOS_OF_DECODING.get(name, 1.05)
+        assert number <= highest_ratio * stock, name
         if torch.__version__.startswith(version):
-            assert number == int(listed), name
+            assert number == int(listed_number), name
 
 
 def test_launches_of_a_block_are_as_listed():
@@ -227,6 +264,8 @@ def test_launches_of_a_block_are_as_listed():
     version, rows = read_launch_table()
     if not torch.__version__.startswith(version):
         pytest.skip(f"counted with torch {version}; this is {torch.__version__}")
-    for name, padded, causal, _ in rows:
-        assert len(launches.list_launches(name, causal=False)) == int(padded), name
-        assert len(launches.list_launches(name, causal=True)) == int(causal), name
+    for name, listed_number_padded, listed_number_causal, _decoding in rows:
+        padded_launches = launches.list_launches(name, causal=False)
+        causal_launches = launches.list_launches(name, causal=True)
+        assert len(padded_launches) == int(listed_number_padded), name
+        assert len(causal_launches) == int(listed_number_causal), name

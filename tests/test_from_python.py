@@ -1,4 +1,4 @@
-"""What programs and notebooks do with the plugin: load models, copy and pickle them, reload modules."""
+"""Programs and notebooks can load models, copy and pickle them, and reload the plugin's modules."""
 
 import copy
 import os
@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import warm
-from helpers import (
-    KINDS,
-    ROOT,
-    make_model,
-    make_synth,
-    train_model,
-)
+from helpers import KINDS, ROOT, make_model, make_synth, train_model
 
 from fairseq_synth.errors import SynthesizerError
 from fairseq_synth.transformer import SynthesizerTransformer
@@ -26,9 +20,10 @@ CHECKPOINT = "checkpoint_last.pt"
 
 @pytest.fixture(scope="module")
 def model(make_once, data):
-    """The folder of a run of two updates, with the dictionaries of its data in a folder `words` in it."""
+    """Returns the folder of a run of two updates, with the dictionaries of its data in a folder `words` in it."""
 
     def make(folder):
+        """Trains the model in this folder, and copies the dictionaries."""
         train_model(data, folder, "--max-update", "2", "--no-epoch-checkpoints", "--data-buffer-size", "0")
         shutil.copytree(data / "bin", folder / "words")
 
@@ -36,12 +31,13 @@ def model(make_once, data):
 
 
 def translate(*args, **kwargs):
-    """The translation of a sentence by the model that these arguments of from_pretrained load."""
-    return SynthesizerTransformer.from_pretrained(*args, **kwargs).translate("w1 w2 w3")
+    """Returns the translation of a sentence by the model that these arguments of from_pretrained load."""
+    hub = SynthesizerTransformer.from_pretrained(*args, **kwargs)
+    return hub.translate("w1 w2 w3")
 
 
-def test_what_from_pretrained_accepts(model, data, tmp_path, monkeypatch):
-    """Paths of any kind, ensembles, archives, data within the model's folder, and settings in several forms."""
+def test_from_pretrained_accepts_its_arguments_in_several_forms(model, data, tmp_path, monkeypatch):
+    """It takes paths of any kind, ensembles, archives, data within the model's folder, and settings in two forms."""
     monkeypatch.chdir(tmp_path)
     words = data / "bin"
     expected = translate(str(model), CHECKPOINT, str(words))
@@ -78,27 +74,33 @@ def test_what_from_pretrained_accepts(model, data, tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_what_from_pretrained_refuses_in_one_line(model, arguments, line):
-    defaults = {"model_name_or_path": "{model}", "checkpoint_file": CHECKPOINT, "data_name_or_path": "{model}/words"}
-    filled = {name: value.replace("{model}", str(model)) for name, value in {**defaults, **arguments}.items()}
-    with pytest.raises(SynthesizerError, match=f"^from_pretrained: .*{line.replace('{model}', str(model))}") as error:
-        SynthesizerTransformer.from_pretrained(**filled)
+def test_from_pretrained_refuses_wrong_arguments_in_one_line(model, arguments, line):
+    """In the arguments and in the line, {model} stands for the folder of the model."""
+    templates = {"model_name_or_path": "{model}", "checkpoint_file": CHECKPOINT, "data_name_or_path": "{model}/words"}
+    templates.update(arguments)
+    kwargs = {name: template.replace("{model}", str(model)) for name, template in templates.items()}
+    expected = line.replace("{model}", str(model))
+    with pytest.raises(SynthesizerError, match=f"^from_pretrained: .*{expected}") as error:
+        SynthesizerTransformer.from_pretrained(**kwargs)
     assert "\n" not in str(error.value)
 
 
 def test_a_loaded_model_can_be_copied_and_pickled(model):
-    """Whole, as for processes that are spawned, or the model alone."""
+    """This holds for the whole hub, which processes that are spawned get, and for the model alone."""
     hub = SynthesizerTransformer.from_pretrained(model, CHECKPOINT, "./words")
     expected = hub.translate("w1 w2 w3")
     assert copy.deepcopy(hub).translate("w1 w2 w3") == expected
     assert pickle.loads(pickle.dumps(hub)).translate("w1 w2 w3") == expected
-    alone = pickle.loads(pickle.dumps(hub.models[0]))
+    original_model = hub.models[0]
+    pickled_model = pickle.loads(pickle.dumps(original_model))
     with pytest.raises(RuntimeError, match="cannot train"):
-        alone.train()
-    for name, weight in hub.models[0].state_dict().items():
-        assert torch.equal(alone.state_dict()[name], weight)
+        pickled_model.train()
+    pickled_weights = pickled_model.state_dict()
+    for name, weight in original_model.state_dict().items():
+        assert torch.equal(pickled_weights[name], weight)
 
 
+# A program that reloads all modules twice, then three modules one by one, and translates a sentence each time.
 RELOAD = """
 import importlib, sys
 import fairseq_synth.transformer
@@ -110,7 +112,8 @@ def translate():
 
 translations = [translate()]
 for rounds in range(2):
-    for name in [name for name in sys.modules if name.split(".")[0] == "fairseq_synth"]:
+    names_of_modules = [name for name in sys.modules if name.split(".")[0] == "fairseq_synth"]
+    for name in names_of_modules:
         importlib.reload(sys.modules[name])
     fairseq_synth.register()
     fairseq_synth.register()
@@ -127,29 +130,34 @@ assert len(set(translations)) == 1, translations
 
 
 def test_modules_can_be_reloaded(model):
-    """As in a notebook, after a change of the code: all of them or one, and register() again."""
-    done = warm.run(["-c", RELOAD, model, CHECKPOINT], cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    """A notebook does so after a change of the code: it reloads all modules or one, and calls register() again."""
+    process = warm.run(["-c", RELOAD, model, CHECKPOINT], cwd=ROOT)
+    assert process.returncode == 0, process.stderr
 
 
-@pytest.mark.parametrize("arch", [KINDS[kind][0] for kind in KINDS] + ["roberta_linformer_agnews"])
+SYNTHESIZER_ARCHS = [synthesizer_arch for synthesizer_arch, _stock_arch in KINDS.values()]
+
+
+@pytest.mark.parametrize("arch", [*SYNTHESIZER_ARCHS, "roberta_linformer_agnews"])
 def test_torchscript_is_refused(arch):
     with pytest.raises(SynthesizerError, match=": TorchScript is not supported; .*torch.compile"):
         torch.jit.script(make_model(arch))
 
 
 @pytest.mark.parametrize("layer", ["encoder.layers.1.self_attn", "decoder.layers.0.self_attn"])
-def test_a_checkpoint_that_has_lost_a_layers_weights(layer):
-    """It is not taken for one of a stock Transformer, which has them in no layer."""
-    model = make_synth("random+vanilla")
-    weights = {
-        name: weight for name, weight in model.state_dict().items() if not name.startswith(f"{layer}.synthesizer")
-    }
-    assert len(weights) < len(model.state_dict())
+def test_a_checkpoint_that_has_lost_a_layers_weights_is_refused(layer):
+    """It is not taken for a checkpoint of a stock Transformer, which has such weights in no layer."""
+    all_weights = make_synth("random+vanilla").state_dict()
+    weights = {}
+    for name, weight in all_weights.items():
+        if not name.startswith(f"{layer}.synthesizer"):
+            weights[name] = weight
+    assert len(weights) < len(all_weights)
     message = f"^{layer}: .* no weights of random here, but has weights of synthesizing functions in other layers"
     with pytest.raises(SynthesizerError, match=message):
         make_synth("random+vanilla").load_state_dict(weights)
 
 
 def test_the_package_says_that_it_has_types():
-    assert (Path(sys.modules["fairseq_synth"].__file__).parent / "py.typed").exists()
+    folder = Path(sys.modules["fairseq_synth"].__file__).parent
+    assert (folder / "py.typed").exists()

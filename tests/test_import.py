@@ -1,6 +1,6 @@
-"""What imports change: the library changes nothing elsewhere; the plugin, which --user-dir imports, only fairseq.
+"""Importing the library changes nothing elsewhere; the plugin, which --user-dir imports, changes only fairseq.
 
-Also the installed package, and what ``python -m fairseq_synth`` prints.
+Further tests are of the installed package, and of what ``python -m fairseq_synth`` prints.
 """
 
 import json
@@ -58,14 +58,19 @@ import importlib, importlib.metadata, pkgutil, fairseq_synth
 from fairseq_synth.attention import SyntheticAttention
 from fairseq_synth.transformer import SynthesizerTransformer
 
-newer_triton = any(d.metadata["Name"] == "triton" and d.version >= "3" for d in importlib.metadata.distributions())
-modules = [m.name for m in pkgutil.walk_packages(fairseq_synth.__path__, "fairseq_synth.")]
-modules = [m for m in modules if not m.endswith(("__main__", ".plugin"))]
-if not newer_triton:  # the kernels alone load it, and only a newer one; an old one changes warnings
-    modules = [m for m in modules if ".triton_" not in m]
-for module in modules:
-    importlib.import_module(module)
+modules = [module.name for module in pkgutil.walk_packages(fairseq_synth.__path__, "fairseq_synth.")]
+modules = [name for name in modules if not name.endswith(("__main__", ".plugin"))]
+has_newer_triton = False
+for package in importlib.metadata.distributions():
+    if package.metadata["Name"] == "triton" and package.version >= "3":
+        has_newer_triton = True
+if not has_newer_triton:  # only the kernels load Triton, and only a newer one; an old one changes warnings
+    modules = [name for name in modules if ".triton_" not in name]
+for name in modules:
+    importlib.import_module(name)
 """
+# Code that prints which of three packages, whose import takes long, have been imported.
+PRINT_IMPORTED = "print({'torch', 'fairseq', 'numpy'} & set(sys.modules))"
 # Programs that end with an error. The plugin has a line of its own for a full disk and for a SynthesizerError, but only
 # within fairseq's commands.
 FULL_DISK = "import errno\nraise OSError(errno.ENOSPC, 'No space left on device')"
@@ -85,7 +90,13 @@ except SynthesizerError:
 
 
 def run_code(code, *argv, fresh=False):
-    """Runs ``python -c CODE ARGV...`` with this project on the path; fresh: in an interpreter without any imports."""
+    """Runs ``python -c CODE ARGV...`` with this project on the path, and returns a subprocess.CompletedProcess.
+
+    Args:
+        code: the program.
+        argv: its arguments.
+        fresh: whether the interpreter starts without any imports; otherwise torch and fairseq are imported already.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ROOT}
     return warm.run(["-c", code, *argv], cwd=ROOT, env=environment, fresh=fresh)
 
@@ -101,9 +112,9 @@ def test_the_library_changes_nothing():
 
 
 def test_the_package_loads_neither_torch_nor_fairseq():
-    """So that programs which need only the names of the models start at once."""
-    code = "import fairseq_synth.names, sys; print({'torch', 'fairseq', 'numpy'} & set(sys.modules))"
-    assert run_code(code, fresh=True).stdout == "set()\n"
+    """Therefore programs that need only the names of the models start at once."""
+    process = run_code(f"import fairseq_synth.names, sys; {PRINT_IMPORTED}", fresh=True)
+    assert process.stdout == "set()\n"
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
@@ -111,10 +122,11 @@ def test_the_environment_switches_the_kernels(value):
     """The variable is read when the kernels are imported."""
     code = "from fairseq_synth.computations import kernels; print(kernels.SWITCH)"
     environment = {**os.environ, "PYTHONPATH": ROOT, "FAIRSEQ_SYNTH_KERNELS": value}
-    assert warm.run(["-c", code], env=environment).stdout == f"{value}\n"
+    process = warm.run(["-c", code], env=environment)
+    assert process.stdout == f"{value}\n"
 
 
-@pytest.mark.parametrize("registered", [False, True], ids=["library", "plugin"])
+@pytest.mark.parametrize("is_registered", [False, True], ids=["library", "plugin"])
 @pytest.mark.parametrize(
     "code, last_line",
     [
@@ -124,17 +136,18 @@ def test_the_environment_switches_the_kernels(value):
     ],
     ids=["full-disk", "from-none", "while-handling"],
 )
-def test_errors_of_other_programs_keep_their_traceback(code, last_line, registered):
+def test_errors_of_other_programs_keep_their_traceback(code, last_line, is_registered):
     """The plugin's one-line errors are for fairseq's commands, not for a program that imports or registers it."""
-    begin = "import fairseq_synth.attention\n"
-    if registered:
-        begin += "fairseq_synth.register()\n"
-    fresh = registered and code == OTHER_ERROR  # one case has to register in an interpreter without any imports
-    process = run_code(begin + code, fresh=fresh)
+    program = "import fairseq_synth.attention\n"
+    if is_registered:
+        program += "fairseq_synth.register()\n"
+    program += code
+    is_fresh = is_registered and code == OTHER_ERROR  # one case has to register in an interpreter without any imports
+    process = run_code(program, fresh=is_fresh)
     assert process.returncode == 1
     assert "Traceback (most recent call last)" in process.stderr
     assert process.stderr.splitlines()[-1] == last_line
-    assert "repaired fairseq" not in process.stderr  # which is logged with LOGLEVEL=DEBUG alone
+    assert "repaired fairseq" not in process.stderr  # this is logged only with LOGLEVEL=DEBUG
 
 
 def test_registering_twice_changes_nothing_more():
@@ -208,10 +221,14 @@ def test_spawned_workers_have_the_plugin(data, tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(make_once):
-    """The folder with the files of a wheel, as ``pip install`` of a clone leaves them; scripts in *.data/scripts."""
-    pytest.importorskip("setuptools", minversion="61")  # the first to read pyproject.toml
+    """Returns the folder with the files of a wheel, as ``pip install`` of a clone leaves them.
+
+    The scripts are in its folder *.data/scripts.
+    """
+    pytest.importorskip("setuptools", minversion="61")  # the first version that reads pyproject.toml
 
     def build_wheel(folder):
+        """Builds the wheel from a copy of the project in a folder, and unpacks it in the subfolder site."""
         for name in ("fairseq_synth", "scripts", "configs"):
             shutil.copytree(ROOT / name, folder / name)
         for name in ("pyproject.toml", "setup.py", "README.md"):
@@ -240,31 +257,42 @@ def test_the_wheel_is_whole(installed):
     for path in scripts:
         assert path.read_text().startswith("#!python\n")  # pip writes its interpreter there
         process = warm.run([path, "--help"], env={**os.environ, "PYTHONPATH": installed})
-        assert process.returncode == 0 and "--output" in process.stdout, process.stderr
+        assert process.returncode == 0, process.stderr
+        assert "--output" in process.stdout, process.stderr
 
 
-def run_package(*words, folder, path=ROOT, fresh=False):
-    """Runs ``python -m fairseq_synth WORDS...`` in a folder; path: where the package is."""
+def run_package(*words, folder, path=ROOT):
+    """Runs ``python -m fairseq_synth WORDS...``, and returns a subprocess.CompletedProcess.
+
+    Args:
+        words: the arguments.
+        folder: the folder in which it runs.
+        path: the folder that has the package.
+    """
     environment = {**os.environ, "PYTHONPATH": path}
-    return warm.run(["-m", "fairseq_synth", *words], cwd=folder, env=environment, fresh=fresh)
+    return warm.run(["-m", "fairseq_synth", *words], cwd=folder, env=environment)
 
 
 def test_the_folder_of_the_configs_is_printed(installed, tmp_path):
-    """In an installed package and in a clone."""
+    """An installed package has the folder in itself, and a clone beside itself."""
     for path, configs in ((installed, installed / "fairseq_synth" / "configs"), (ROOT, ROOT / "configs")):
         process = run_package("configs", folder=tmp_path, path=path)
-        assert process.stdout == f"{configs}\n" and "INFO" not in process.stderr, process.stderr
+        assert process.stdout == f"{configs}\n", process.stderr
+        assert "INFO" not in process.stderr, process.stderr
 
 
-def test_the_flags_are_printed(tmp_path):
+def test_the_flags_are_printed_with_their_defaults(tmp_path):
     process = run_package("flags", folder=tmp_path)
-    rows = dict(re.findall(r"^\| `(--[a-z-]+)` \| `(.*?)` \| .{30,} \|$", process.stdout, re.M))
-    assert rows["--encoder-synthesizer"] == rows["--decoder-synthesizer"] == "random+vanilla"
-    assert rows["--synth-max-length"] == "256" and len(rows) == 8 and "INFO" not in process.stderr
+    defaults = dict(re.findall(r"^\| `(--[a-z-]+)` \| `(.*?)` \| .{30,} \|$", process.stdout, re.M))
+    assert defaults["--encoder-synthesizer"] == "random+vanilla"
+    assert defaults["--decoder-synthesizer"] == "random+vanilla"
+    assert defaults["--synth-max-length"] == "256"
+    assert len(defaults) == 8
+    assert "INFO" not in process.stderr
 
 
 def test_a_missing_torch_is_named_in_one_line():
-    """Before anything is imported."""
+    """The error is raised before anything is imported."""
     with mock.patch.object(metadata, "version", side_effect=metadata.PackageNotFoundError("torch")):
         with pytest.raises(SynthesizerError, match="^torch is not installed here; supported: Python 3.10 with [^\n]*$"):
             check_installed()
@@ -272,34 +300,41 @@ def test_a_missing_torch_is_named_in_one_line():
 
 @pytest.mark.parametrize("word", ["--help", "-h"])
 def test_help_explains_the_words(word, tmp_path):
-    """Without an import of torch or fairseq, which takes seconds."""
-    code = "import runpy, sys; runpy.run_module('fairseq_synth', run_name='__main__'); "
-    code += "print({'torch', 'fairseq', 'numpy'} & set(sys.modules))"
+    """It does so without an import of torch or fairseq, which takes seconds."""
+    code = f"import runpy, sys; runpy.run_module('fairseq_synth', run_name='__main__'); {PRINT_IMPORTED}"
     process = run_code(code, word, fresh=True)
-    assert process.returncode == 0 and not process.stderr, process.stderr
-    *text, imported = process.stdout.splitlines()
-    assert text[0].startswith("usage: python -m fairseq_synth ") and imported == "set()"
-    assert any(line.startswith("configs ") for line in text) and any(line.startswith("flags ") for line in text)
+    assert process.returncode == 0, process.stderr
+    assert not process.stderr, process.stderr
+    *help_lines, imported = process.stdout.splitlines()
+    assert help_lines[0].startswith("usage: python -m fairseq_synth ")
+    assert imported == "set()"
+    assert any(line.startswith("configs ") for line in help_lines)
+    assert any(line.startswith("flags ") for line in help_lines)
 
 
 @pytest.mark.parametrize("command", ["inspect", "convert"])
 def test_help_of_the_tools_comes_at_once(command):
-    """Without an import of torch or fairseq, which takes seconds."""
+    """It is printed without an import of torch or fairseq, which takes seconds."""
     code = (
         "import sys\n"
         f"from fairseq_synth.{command}.__main__ import main\n"
         "try:\n"
         "    main(['--help'])\n"
         "except SystemExit:\n"
-        "    print({'torch', 'fairseq', 'numpy'} & set(sys.modules))\n"
+        f"    {PRINT_IMPORTED}\n"
     )
     process = run_code(code, fresh=True)
-    assert process.returncode == 0 and not process.stderr, process.stderr
-    *text, imported = process.stdout.splitlines()
-    assert text[0].startswith(f"usage: python -m fairseq_synth.{command} ") and imported == "set()"
+    assert process.returncode == 0, process.stderr
+    assert not process.stderr, process.stderr
+    *help_lines, imported = process.stdout.splitlines()
+    assert help_lines[0].startswith(f"usage: python -m fairseq_synth.{command} ")
+    assert imported == "set()"
 
 
 def test_another_word_is_refused_in_one_line(tmp_path):
     process = run_package("config", folder=tmp_path)
-    assert process.returncode == 1 and not process.stdout and len(process.stderr.splitlines()) == 1
-    assert process.stderr.startswith("fairseq_synth: error: config: ") and "configs" in process.stderr
+    assert process.returncode == 1
+    assert not process.stdout
+    assert len(process.stderr.splitlines()) == 1
+    assert process.stderr.startswith("fairseq_synth: error: config: ")
+    assert "configs" in process.stderr

@@ -1,4 +1,4 @@
-"""The stock command lines with language models and encoders, on corpora of a few hundred short lines."""
+"""The stock command lines work with language models and encoders, here on corpora of a few hundred short lines."""
 
 import math
 import random
@@ -22,6 +22,7 @@ from fairseq_synth.inspect.passes import loss
 
 NUM_WORDS = 12  # in the vocabulary of the corpora
 LENGTH = 16  # the longest row that the models take, l in the names of tests
+# flags of fairseq-train: the sizes of small models, and their tasks
 SYNTH = ["--synth-max-length", str(LENGTH)]
 LM_SIZE = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 --decoder-attention-heads 2".split()
 ENCODER_SIZE = (
@@ -41,6 +42,7 @@ CLASSIFIER_TASK = (
 ).split()
 CLASSIFIER = [*CLASSIFIER_TASK, *ENCODER]
 CLASSIFIER_ARCH = "roberta_synth_random_vanilla_agnews"
+# flags of fairseq-validate for a classifier
 EVALUATED_CLASSIFIER = (
     f"--task sentence_prediction --criterion sentence_prediction --max-positions {LENGTH} "
     "--classification-head-name head --valid-subset test --batch-size 7 --num-workers 0 --log-format json"
@@ -103,7 +105,7 @@ def make_corpus(folder):
 
 @pytest.fixture(scope="session")
 def corpus(make_once):
-    """A folder with data in three subfolders.
+    """Returns a folder with data in three subfolders.
 
     lm has a text; labels has the same text with a class for each line, its step; numbers has half the step as a number.
     """
@@ -114,17 +116,26 @@ def corpus(make_once):
 
 
 def fit(data, save, arch, *flags):
-    """Trains a model with fairseq-train, and returns the log."""
+    """Trains a model with fairseq-train, and returns the log.
+
+    Args:
+        data: the folder of the binarized data.
+        save: the folder for the checkpoints.
+        arch: the architecture; a Synthesizer takes rows of up to LENGTH tokens.
+        flags: other flags of fairseq-train.
+    """
     length = SYNTH if "synth" in arch else []
-    _, log = run_cli(train.cli_main, data, *USER_DIR, "--arch", arch, "--save-dir", save, *COMMON, *length, *flags)
+    argv = [data, *USER_DIR, "--arch", arch, "--save-dir", save, *COMMON, *length, *flags]
+    _, log = run_cli(train.cli_main, *argv)
     return log
 
 
 @pytest.fixture(scope="session")
 def language_model(corpus, make_once):
-    """The checkpoint of a trained language model."""
+    """Returns the checkpoint of a trained language model."""
 
     def make(save):
+        """Trains the language model in the folder `save`."""
         flags = [*LM, "--max-epoch", "12", "--no-epoch-checkpoints", "--validate-interval", "6"]
         fit(corpus / "lm", save, "transformer_lm_synth_random_vanilla_ptb", *flags)
 
@@ -133,11 +144,13 @@ def language_model(corpus, make_once):
 
 @pytest.fixture(scope="session")
 def encoder(corpus, make_once):
-    """The checkpoint of an encoder that has been pre-trained as a masked language model."""
+    """Returns the checkpoint of an encoder that has been pre-trained as a masked language model."""
 
     def make(save):
+        """Trains the encoder in the folder `save`, and checks that it learns."""
         flags = [*MASKED_LM, "--sample-break-mode", "eos", "--max-epoch", "4", "--no-epoch-checkpoints"]
-        losses = read_losses(fit(corpus / "lm", save, CLASSIFIER_ARCH, *flags))
+        log = fit(corpus / "lm", save, CLASSIFIER_ARCH, *flags)
+        losses = read_losses(log)
         assert float(losses[max(losses)]) < float(losses[1]) - 0.5
 
     return make_once("encoder", make) / "checkpoint_last.pt"
@@ -145,15 +158,16 @@ def encoder(corpus, make_once):
 
 @pytest.fixture(scope="session")
 def classifier(corpus, encoder, make_once):
-    """The checkpoint of the encoder after it has been fine-tuned to predict the class."""
+    """Returns the checkpoint of the encoder after it has been fine-tuned to predict the class."""
 
     def make(save):
+        """Fine-tunes the encoder in the folder `save`, and checks that it predicts classes better than by chance."""
         flags = [*CLASSIFIER, "--num-classes", "3", "--max-epoch", "12", "--no-epoch-checkpoints"]
         flags += ["--restore-file", encoder, "--reset-optimizer", "--reset-dataloader", "--reset-meters"]
         flags += ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
         log = fit(corpus / "labels", save, CLASSIFIER_ARCH, *flags)
         accuracies = [float(accuracy) for accuracy in re.findall(r'"valid_accuracy": "([\d.]+)"', log)]
-        assert max(accuracies) > 55  # a third by chance
+        assert max(accuracies) > 55  # percent; by chance it would be a third
 
     return make_once("classifier", make) / "checkpoint_best.pt"
 
@@ -190,9 +204,11 @@ def test_a_language_model_is_trained_resumed_and_evaluated_in_every_break_mode(c
     """After the training has been resumed, the losses are those of a training in one run."""
     arch = "transformer_lm_synth_random_dense_ptb"
     flags = [*LM, "--sample-break-mode", mode, "--batch-size", "32", "--no-epoch-checkpoints"]
-    losses = read_losses(fit(corpus / "lm", tmp_path / "whole", arch, *flags, "--max-epoch", "2"))
+    log_in_one_run = fit(corpus / "lm", tmp_path / "whole", arch, *flags, "--max-epoch", "2")
     fit(corpus / "lm", tmp_path / "resumed", arch, *flags, "--max-epoch", "1")
-    losses_after_resuming = read_losses(fit(corpus / "lm", tmp_path / "resumed", arch, *flags, "--max-epoch", "2"))
+    log_after_resuming = fit(corpus / "lm", tmp_path / "resumed", arch, *flags, "--max-epoch", "2")
+    losses = read_losses(log_in_one_run)
+    losses_after_resuming = read_losses(log_after_resuming)
     assert losses_after_resuming
     assert losses_after_resuming.items() <= losses.items()
     checkpoint = tmp_path / "whole" / "checkpoint_last.pt"
@@ -307,7 +323,7 @@ def test_a_language_model_from_pretrained_samples_and_scores(corpus, language_mo
 
 
 def test_a_synthesizer_that_is_fine_tuned_from_a_stock_language_model_starts_with_its_loss(corpus, tmp_path):
-    """With --finetune-from-model, for vanilla alone and for a sum with vanilla."""
+    """With --finetune-from-model this holds for vanilla alone and for a sum with vanilla."""
     flags = [*LM, "--no-epoch-checkpoints"]
     fit(corpus / "lm", tmp_path / "stock", "transformer_lm_ptb", *flags, "--max-epoch", "1")
     stock_checkpoint = tmp_path / "stock" / "checkpoint_last.pt"
@@ -347,6 +363,7 @@ def test_predictions_from_python_have_the_accuracy_of_fairseq_validate(corpus, c
     assert read_last_number(log, "accuracy") == pytest.approx(100 * num_right / len(labels), abs=0.1)
 
 
+# For each architecture of an encoder that is trained from scratch: its additional flags.
 ENCODERS_FROM_SCRATCH = {
     "roberta_synth_factorized_random_vanilla_agnews": [],
     "roberta_linformer_agnews": ["--linformer-k", "4"],
@@ -363,7 +380,8 @@ def test_an_encoder_is_trained_from_scratch_to_predict_classes(corpus, tmp_path,
 @pytest.mark.parametrize("arch, flags", ENCODERS_FROM_SCRATCH.items())
 def test_an_encoder_is_trained_from_scratch_to_predict_numbers(corpus, tmp_path, arch, flags):
     flags = [*CLASSIFIER, *flags, "--num-classes", "1", "--regression-target", "--max-epoch", "3", "--no-save"]
-    losses = read_losses(fit(corpus / "numbers", tmp_path, arch, *flags, "--best-checkpoint-metric", "loss"))
+    log = fit(corpus / "numbers", tmp_path, arch, *flags, "--best-checkpoint-metric", "loss")
+    losses = read_losses(log)
     assert float(losses[max(losses)]) < float(losses[1])
 
 
@@ -378,6 +396,7 @@ def test_every_variant_of_an_encoder_trains(corpus, tmp_path, spec):
 # ---- fairseq-hydra-train
 
 
+# A file for fairseq-hydra-train. The names in braces are filled in by `train_with_hydra`.
 HYDRA_CONFIG = """
 defaults: [_self_]
 common: {{cpu: true, user_dir: {user_dir}}}
@@ -393,7 +412,13 @@ model: {{_name: {model}, {stack}_synthesizer: random, synth_max_length: {length}
 
 
 def train_with_hydra(corpus, folder, **settings):
-    """Trains a model with fairseq-hydra-train and a YAML file in a folder, and returns the checkpoint."""
+    """Trains a model with fairseq-hydra-train and a YAML file in a folder, and returns the checkpoint.
+
+    Args:
+        corpus: the fixture.
+        folder: the folder of the YAML file and of the training.
+        settings: the other names in HYDRA_CONFIG: task, criterion, model, and stack, which is encoder or decoder.
+    """
     config = HYDRA_CONFIG.format(user_dir=ROOT / "fairseq_synth", data=corpus / "lm", length=LENGTH, **settings)
     (folder / "small.yaml").write_text(config)
     argv = ["--config-dir", folder, "--config-name", "small", f"hydra.run.dir={folder}"]
@@ -596,6 +621,7 @@ def test_the_gradient_of_an_encoders_head_is_the_derivative_of_the_loss(corpus, 
 
     @torch.no_grad()
     def compute_loss_in_nats(factor):
+        """Returns the loss if the output of the second head in layer 1 is multiplied by `factor`."""
         with hooks.scaled_heads(loaded.model, {"encoder.self.1": torch.tensor([1, factor])}):
             return loss(loaded, batches) * math.log(2)
 

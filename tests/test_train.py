@@ -1,4 +1,4 @@
-"""Training: the command, and what a run is: which one goes on, which is refused, what is recorded of it."""
+"""train.sh calls fairseq-train with the right flags; a run goes on or is refused, and is recorded in its folder."""
 
 import functools
 import os
@@ -19,6 +19,7 @@ from recipes.catalog import RECIPES, TASKS
 pytestmark = pytest.mark.usefixtures("recipes_environment")
 
 
+# For each task with two sides of text: the names of the source and the target.
 SIDES = {
     "translation": ("en", "de"),
     "text_to_text": ("source", "target"),
@@ -51,6 +52,7 @@ def show_command(tmp_path, dry_run, capsys):
     """Provides a function that returns what train.sh prints with DRY_RUN=1 for prepared data and other arguments."""
 
     def show_command(argv, **facts):
+        """Returns what is printed for the arguments `argv`, a string, and data with these entries of settings.json."""
         data = make_data(tmp_path / "data", **facts)
         train.main([str(data), *argv.split()])
         return capsys.readouterr().out
@@ -87,7 +89,7 @@ def test_each_gpu_has_a_process_of_its_own(nodes, gpus, show_command):
 
 @pytest.fixture
 def facts(task):
-    """What the data of a task say of themselves."""
+    """Returns the entries of settings.json that describe data of the task of a test."""
     if task == "sentence_prediction":
         return {"task": task, "classes": 6}
     return {"task": task}
@@ -127,8 +129,8 @@ def test_values_of_the_recipe_can_be_changed(task, facts, show_command):
 
 @pytest.mark.parametrize("max_update, is_warned_of", [
     ("9", True),
-    ("0", False),  # no limit
-    ("x", False),  # which fairseq refuses
+    ("0", False),  # this training has no limit
+    ("x", False),  # fairseq refuses this value
 ])  # fmt: skip
 @pytest.mark.parametrize("task", TASKS)
 def test_a_training_that_ends_during_its_warm_up_is_warned_of(task, facts, max_update, is_warned_of, show_command):
@@ -137,8 +139,8 @@ def test_a_training_that_ends_during_its_warm_up_is_warned_of(task, facts, max_u
 
 
 @pytest.mark.parametrize("argv, longest, length", [
-    ("random", 115, "120"),  # in steps of 8, which suits GPUs
-    ("random", 2000, "1024"),  # what is longer fairseq leaves out
+    ("random", 115, "120"),  # lengths are in steps of 8, which suits GPUs
+    ("random", 2000, "1024"),  # fairseq leaves out longer sentences
 ])  # fmt: skip
 def test_the_length_follows_the_longest_sentence(argv, longest, length, show_command):
     output = show_command(argv, longest=longest)
@@ -148,9 +150,9 @@ def test_the_length_follows_the_longest_sentence(argv, longest, length, show_com
 
 
 @pytest.mark.parametrize("argv, longest", [
-    ("random", 100),  # never less than the architecture takes
+    ("random", 100),  # the length is never less than the architecture takes
     ("transformer", 115),
-    ("relative_random_vanilla", 115),  # takes any length
+    ("relative_random_vanilla", 115),  # this model takes any length
     ("random -- --synth-max-length=24", 115),
     ("random -- --synth-beyond-length tile", 115),
 ])  # fmt: skip
@@ -231,7 +233,7 @@ def test_a_test_sentence_that_will_be_refused_is_warned_of_before_the_training(
 @pytest.mark.parametrize("argv, num_tokens", [
     ("transformer", 1024),
     ("transformer -- --max-source-positions 1030 --max-target-positions=1030", 1030),
-    ("random", 900),  # its length follows the text
+    ("random", 900),  # the length of this model follows the text
     ("random -- --synth-max-length 200 --synth-beyond-length tile", 201),
 ])  # fmt: skip
 @pytest.mark.parametrize("side", ["en", "de"])
@@ -259,16 +261,16 @@ def test_slurm_calls_train_on_each_node_with_the_size_of_the_job(tmp_path):
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
     argv = [make_data(tmp_path / "data"), "transformer", "--recipe", "wmt_en_de", "--gpus", "8", "--", "--lr", "1"]
-    done = run_script("train.slurm", *argv, env=env, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "--nnodes 2" in done.stdout
-    assert "--rdzv-endpoint gpu7:20007" in done.stdout
-    assert flag_value(done.stdout, "--distributed-world-size") == "16"
-    assert flag_value(done.stdout, "--lr") == "1"
+    process = run_script("train.slurm", *argv, env=env, cwd=ROOT)
+    assert process.returncode == 0, process.stderr
+    assert "--nnodes 2" in process.stdout
+    assert "--rdzv-endpoint gpu7:20007" in process.stdout
+    assert flag_value(process.stdout, "--distributed-world-size") == "16"
+    assert flag_value(process.stdout, "--lr") == "1"
 
-    done = run_script("train.slurm", *argv, env=env, cwd=tmp_path)
-    assert done.returncode != 0
-    assert "submit from the project's folder" in done.stderr
+    process_in_another_folder = run_script("train.slurm", *argv, env=env, cwd=tmp_path)
+    assert process_in_another_folder.returncode != 0
+    assert "submit from the project's folder" in process_in_another_folder.stderr
 
 
 # ---- runs
@@ -302,7 +304,7 @@ class StartedRun(NamedTuple):
 
 @pytest.fixture
 def started_run(tmp_path, monkeypatch):
-    """A training that has been started, without fairseq-train, and has written a checkpoint.
+    """Returns a training that has been started, without fairseq-train, and has written a checkpoint.
 
     ``call_again(*argv, model=, save_dir=, data=)`` calls train.sh once more, by default with the same arguments.
     """
@@ -310,11 +312,13 @@ def started_run(tmp_path, monkeypatch):
     default_save_dir = tmp_path / "save"
 
     def pretend_to_train(argv, log, watch):
+        """Replaces the call of fairseq-train: shows one line of its log."""
         watch("a | train_inner | loss=3, wps=0, wpb=9, num_updates=2\n")
 
     monkeypatch.setattr(train, "run_command", pretend_to_train)
 
     def call(*argv, model="transformer", save_dir=default_save_dir, data=default_data):
+        """Calls train.sh on the CPU with these arguments."""
         flags = ["--recipe", "multi30k_cpu", "--save-dir", save_dir, "--gpus", "0", *argv]
         train.main([str(data), model, *map(str, flags)])
 
@@ -329,6 +333,7 @@ def change_recipe(monkeypatch):
     recipe = RECIPES["multi30k_cpu"]
 
     def change_recipe(**flags):
+        """Adds these flags to the recipe, or replaces their values."""
         monkeypatch.setitem(RECIPES, "multi30k_cpu", replace(recipe, flags={**recipe.flags, **flags}))
 
     return change_recipe
@@ -343,7 +348,7 @@ def test_two_processes_cannot_train_the_same_run(started_run):
 
 
 def test_a_run_goes_on_with_another_length_or_on_another_machine(started_run):
-    started_run.call_again("--recipe", "news_cpu")  # which differs only in its length
+    started_run.call_again("--recipe", "news_cpu")  # this recipe differs only in its length
     started_run.call_again("--max-update", "9000", "--save-every", "9")  # the learning rate does not depend on them
     started_run.call_again("--threads", "2", "--timeout", "9", "--max-tokens", "512")
     assert os.environ["OMP_NUM_THREADS"] == "2"
@@ -352,6 +357,7 @@ def test_a_run_goes_on_with_another_length_or_on_another_machine(started_run):
 
 def test_a_run_does_not_go_on_with_other_settings_that_change_its_results(started_run, change_recipe):
     def assert_call_is_refused(*argv, part, model="transformer"):
+        """Checks that a call with these arguments is refused by an error that matches `part`."""
         assert_refused(lambda _: started_run.call_again(*argv, model=model), part=part)
 
     other_settings = f"{started_run.save_dir} was made with other settings .seed is 1, asked for 7"
@@ -398,6 +404,7 @@ def test_a_run_whose_learning_rate_depends_on_its_length_keeps_its_length(starte
     checkpoint.touch()
 
     def assert_call_is_refused(*argv, part):
+        """Checks that a call with these arguments is refused by an error that matches `part`."""
         assert_refused(lambda _: started_run.call_again(*argv), part=part)
 
     assert_call_is_refused("--max-update", "9000", part="schedule is 7000, asked for 9000")
@@ -408,7 +415,7 @@ def test_a_run_whose_learning_rate_depends_on_its_length_keeps_its_length(starte
 
 @pytest.fixture
 def results(started_run):
-    """The log and scores of a run."""
+    """Writes the log and the scores of a run, and returns their paths."""
     save_dir = started_run.save_dir
     paths = [
         save_dir / "train.log",
@@ -468,6 +475,7 @@ def test_a_training_ends_with_the_next_command(started_run, capsys):
 
 def test_a_finished_training_that_is_called_again_says_so(started_run, capsys, monkeypatch):
     def end_at_once(argv, log, watch):
+        """Replaces the call of fairseq-train: shows the line with which a finished training ends."""
         watch("| INFO | done training in 0.0 seconds\n")
 
     monkeypatch.setattr(train, "run_command", end_at_once)
@@ -479,7 +487,7 @@ def test_a_finished_training_that_is_called_again_says_so(started_run, capsys, m
 
 @pytest.fixture(scope="module")
 def help_text():
-    """What train.sh --help prints."""
+    """Returns what train.sh --help prints."""
     return train.make_parser().format_help()
 
 
@@ -513,7 +521,7 @@ def test_the_help_has_an_example_and_fits_the_width_of_120_columns(help_text):
 
 @pytest.fixture
 def first_stage(started_run, tmp_path):
-    """A run of a smaller model, with a checkpoint, which a second stage starts from."""
+    """Returns the folder of a run of a smaller model, with a checkpoint, from which a second stage starts."""
     folder = tmp_path / "first"
     flags = ["--encoder-layers", "1", "--synth-max-length=112", "--lr", "3"]
     started_run.call_again("--", *flags, model="random", save_dir=folder)
@@ -549,6 +557,7 @@ def test_a_first_stage_of_another_model_or_with_other_words_or_without_a_checkpo
     started_run, first_stage, tmp_path
 ):
     def assert_call_is_refused(part, **kwargs):
+        """Checks that a second stage, called with `kwargs`, is refused by an error that matches `part`."""
         call = functools.partial(started_run.call_again, "--init", first_stage, save_dir=tmp_path / "x", **kwargs)
         assert_refused(lambda _: call(), part=part)
 
@@ -615,7 +624,7 @@ def test_a_folder_that_is_no_repository_has_no_commit(tmp_path, monkeypatch):
 
 
 def test_the_commit_is_marked_if_code_has_changed_but_not_if_a_result_has(tmp_path, monkeypatch):
-    """Otherwise the result of one cell of a table would mark the commit of the next cell."""
+    """If results counted, the result of one cell of a table would mark the commit of the next cell."""
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     code = tmp_path / "code.py"
     result = tmp_path / "results" / "cell.json"
