@@ -321,7 +321,7 @@ def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
     test set has a word that is made of smaller pieces. There is none for the character ŵ, which is unknown because the
     training text does not have it.
     """
-    word_of_smaller_pieces = "abxy"  # ab@@ and xy; the training text has ab@@ only inside longer pieces
+    word_of_smaller_pieces = "abxy"  # a@@ b@@ xy; in the training text, a@@ and b@@ are only inside longer pieces
     for side in ("en", "de"):
         write(raw / f"train.{side}", ["abcdef abcd xyz xy"] * 20)
         write(raw / f"valid.{side}", ["abcd ŵ"] * 10)
