@@ -19,6 +19,7 @@ PAGES = [
     *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
 ]
 TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in PAGES}
+# the sections of a page that are folded until a reader opens them
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 CODE_BLOCK = re.compile(r"```.*?```", re.DOTALL)
 
@@ -68,12 +69,17 @@ def test_commands_that_pages_show_have_valid_options(script):
     process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     valid_options = set(re.findall(r"--[a-z-]+", process.stdout))
     assert valid_options, process.stderr
+    # A command ends where its line or its backticks end, or before this: flags of fairseq-train behind " -- ", a
+    # comment, a bracket in which it stands, or the next command.
+    end_of_command = re.compile(r" -- | #|\)|; ")
+    option_behind_a_space = re.compile(r"(?<!\S)--[a-z-]+")
     for name in PAGES:
-        text = FOLDED.sub("", TEXT[name]).replace("\\\n", "")
-        for arguments in re.findall(rf"{script}\.sh ([^`\n]*)", text):
-            before_fairseq_flags = re.split(r" -- | #|\)|; ", arguments)[0]
-            options = set(re.findall(r"(?<!\S)--[a-z-]+", before_fairseq_flags))
-            assert options <= valid_options, f"{name}: {script}.sh {before_fairseq_flags}"
+        text = FOLDED.sub("", TEXT[name])
+        text = text.replace("\\\n", "")  # joins a line that ends with a backslash with the next one
+        for rest_of_line in re.findall(rf"{script}\.sh ([^`\n]*)", text):
+            arguments = end_of_command.split(rest_of_line)[0]
+            options = set(option_behind_a_space.findall(arguments))
+            assert options <= valid_options, f"{name}: {script}.sh {arguments}"
 
 
 def test_tables_that_pages_reproduce_exist():

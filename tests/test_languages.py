@@ -8,6 +8,8 @@ import itertools
 import random
 import re
 import unicodedata
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -51,35 +53,83 @@ def sentences(language):
     return page["others"] + combined_sentences
 
 
-@pytest.mark.parametrize("text, expected", [
+class CleanedLine(NamedTuple):
+    """A line with a special character, which is written as an escape if it cannot be seen, and the line it becomes."""
+
+    character: str
+    text: str
+    expected: str
+
+
+def make_unchanged_line(character, text):
+    """Returns a `CleanedLine` for a text that stays as it is."""
+    return CleanedLine(character, text, expected=text)
+
+
+CLEANED_LINES = [
     # Spaces of all kinds, and ends of lines, become blanks. Several of them become one blank.
-    ("a\tb", "a b"), ("a\u00a0!", "a !"), ("a\u202f:", "a :"), ("a\u3000b", "a b"), ("a\u2009b", "a b"),
-    ("a\u2028b\u2029c", "a b c"), ("a\x85b\x0bc\x0cd\x1ce\x1ff", "a b c d e f"), ("a\rb\r", "a b"), ("  a  b ", "a b"),
-    ("a\u2581b", "a b"),
+    CleanedLine("tab", "a\tb", "a b"),
+    CleanedLine("no-break space", "a\u00a0!", "a !"),
+    CleanedLine("narrow no-break space", "a\u202f:", "a :"),
+    CleanedLine("ideographic space", "a\u3000b", "a b"),
+    CleanedLine("thin space", "a\u2009b", "a b"),
+    CleanedLine("separators of lines and paragraphs", "a\u2028b\u2029c", "a b c"),
+    CleanedLine("control characters that end lines", "a\x85b\x0bc\x0cd\x1ce\x1ff", "a b c d e f"),
+    CleanedLine("carriage returns", "a\rb\r", "a b"),
+    CleanedLine("several blanks", "  a  b ", "a b"),
+    CleanedLine("SentencePiece's sign for a blank", "a\u2581b", "a b"),
     # Characters without width and control characters are removed.
-    ("\ufeffa\u200bb\u2060c\u00add", "abcd"), ("a\x00b\x07c\x1bd\x7fe", "abcde"),
-    ("a\u200eb\u200fc\u202ad\u2066e", "abcde"),
+    CleanedLine("characters without width", "\ufeffa\u200bb\u2060c\u00add", "abcd"),
+    CleanedLine("control characters", "a\x00b\x07c\x1bd\x7fe", "abcde"),
+    CleanedLine("marks of the direction of writing", "a\u200eb\u200fc\u202ad\u2066e", "abcde"),
     # Punctuation of Windows-1252 becomes that of Unicode.
-    ("don\x92t \x93so\x94 \x96 \x80", "don’t “so” – €"), ("a\x81b", "ab"),
+    CleanedLine("punctuation of Windows-1252", "don\x92t \x93so\x94 \x96 \x80", "don’t “so” – €"),
+    CleanedLine("a byte without a character in Windows-1252", "a\x81b", "ab"),
     # Letters and accents are composed, also if a hidden character stands between them.
-    ("cafe\u0301", "café"), ("e\u200b\u0301", "é"), ("\u1112\u1161\u11ab", "한"),
-    # All else stays: joiners, full-width letters, ligatures, Thai's am, selectors, letters without a composed form.
-    *[(text, text) for text in ("می‌خواند", "शक्\u200dति", "３．５０％，ｱﾞ", "ﬁ½…²㈱", "น้ำ", "❤\ufe0f", "👩\u200d🚀",
-        "क\u093c", "ß ẞ", "�")],
+    CleanedLine("accent", "cafe\u0301", "caf\u00e9"),
+    CleanedLine("accent behind a space without width", "e\u200b\u0301", "\u00e9"),
+    CleanedLine("letters of a Korean syllable", "\u1112\u1161\u11ab", "\ud55c"),
+    # All else stays.
+    make_unchanged_line("non-joiner in Persian", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0646\u062f"),
+    make_unchanged_line("joiner in Hindi", "शक्\u200dति"),
+    make_unchanged_line("full-width digits, half-width letters", "３．５０％，ｱﾞ"),
+    make_unchanged_line("ligature and compatibility characters", "ﬁ½…²㈱"),
+    make_unchanged_line("the vowel am in Thai", "น้ำ"),
+    make_unchanged_line("selector of a variant of an emoji", "❤\ufe0f"),
+    make_unchanged_line("joiner of emoji", "👩\u200d🚀"),
+    make_unchanged_line("a letter that has no composed form in NFC", "क\u093c"),
+    make_unchanged_line("sharp s", "ß ẞ"),
+    make_unchanged_line("replacement character", "\ufffd"),
     # Signs without width stay if they belong to the spelling: of Mongolian vowels, or of the order of marks.
-    ("ᠪᠠᠭ\u180eᠠ", "ᠪᠠᠭ\u180eᠠ"), ("ᠮᠣᠩᠭᠣᠯ\u180b", "ᠮᠣᠩᠭᠣᠯ\u180b"), ("a\u034fb", "a\u034fb"),
+    make_unchanged_line("Mongolian vowel separator", "ᠪᠠᠭ\u180eᠠ"),
+    make_unchanged_line("selector of a Mongolian variant", "ᠮᠣᠩᠭᠣᠯ\u180b"),
+    make_unchanged_line("combining grapheme joiner", "a\u034fb"),
     # Ends of words stay, once each, if a script has no blanks.
-    ("ភាសា\u200bខ្មែរ", "ភាសា\u200bខ្មែរ"), ("ไทย\u200b\u200bลาว\u200b 1\u200b2", "ไทย\u200bลาว 12"),
-    ("ꦗ\u200bꦮ", "ꦗ\u200bꦮ"), ("မြန်\u200bUK", "မြန်\u200bUK"),
+    make_unchanged_line("end of a word in Khmer", "ភាសា\u200bខ្មែរ"),
+    CleanedLine("ends of words in Thai and Lao", "ไทย\u200b\u200bลาว\u200b 1\u200b2", "ไทย\u200bลาว 12"),
+    make_unchanged_line("end of a word in Javanese", "ꦗ\u200bꦮ"),
+    make_unchanged_line("end of a word in Burmese", "မြန်\u200bUK"),
     # These variants of Chinese characters stay, because names are written with them. Normal forms would replace them.
-    ("神福逸 \U0002f800e\u0301", "神福逸 \U0002f800é"),
+    CleanedLine("compatibility ideograph", "神福逸 \U0002f800e\u0301", "神福逸 \U0002f800\u00e9"),
     # Signs that look like letters become these letters.
-    ("5 \u2126, 3 \u212b", "5 Ω, 3 Å"),
+    CleanedLine("signs of ohm and angstrom", "5 \u2126, 3 \u212b", "5 \u03a9, 3 \u00c5"),
     # A line that shows nothing becomes empty.
-    *[(text, "") for text in ("\u200b", "\ufeff", "\u200c", " \u200d\u00a0", "\u00ad\u2060", "\x07", "\u3164",
-        "\u2800", "\ufe0f", "\u180b", "")],
-])  # fmt: skip
-def test_a_line_is_cleaned(text, expected):
+    CleanedLine("space without width alone", "\u200b", ""),
+    CleanedLine("byte order mark alone", "\ufeff", ""),
+    CleanedLine("non-joiner alone", "\u200c", ""),
+    CleanedLine("joiner between spaces alone", " \u200d\u00a0", ""),
+    CleanedLine("soft hyphen and word joiner alone", "\u00ad\u2060", ""),
+    CleanedLine("control character alone", "\x07", ""),
+    CleanedLine("Hangul filler alone", "\u3164", ""),
+    CleanedLine("Braille blank alone", "\u2800", ""),
+    CleanedLine("selector of a variant alone", "\ufe0f", ""),
+    CleanedLine("Mongolian selector alone", "\u180b", ""),
+    CleanedLine("no character", "", ""),
+]
+
+
+@pytest.mark.parametrize("character, text, expected", CLEANED_LINES, ids=[line.character for line in CLEANED_LINES])
+def test_a_line_is_cleaned(character, text, expected):
     assert languages.one_line(text) == expected
     assert languages.one_line(expected) == expected  # a second time changes nothing
 
@@ -99,17 +149,49 @@ def test_every_character_stays_or_is_in_the_table():
         assert len(cleaned.split(" ")) == num_words, hex(code)  # fairseq divides a line into words at spaces
 
 
-@pytest.mark.parametrize("text, language, expected", [
-    ("ISPARTA İZMİR", "tr", "ısparta izmir"), ("IĞDIR", "az", "ığdır"), ("DIŞ", "tur_Latn", "dış"),
-    ("İZMİR I", "en", "izmir i"),
-    ("Straße STRASSE ẞ", "de", "straße strasse ß"), ("ΟΔΟΣ", "el", "οδος"), ("İ", "tr", "i"),
+class LowerCase(NamedTuple):
+    """A text in lower case, as a language writes it.
+
+    The letters i differ in their dots: I without and İ (I with a dot above) with a dot are capitals; ı without and i
+    with a dot are small.
+    """
+
+    reason: str
+    language: str
+    text: str
+    expected: str
+
+
+LOWER_CASES = [
+    # Turkish and related languages have two letters i: I becomes ı, and İ becomes i.
+    LowerCase("two letters i", "tr", "ISPARTA İZMİR", "ısparta izmir"),
+    LowerCase("two letters i", "az", "IĞDIR", "ığdır"),
+    LowerCase("two letters i", "tur_Latn", "DIŞ", "dış"),
+    LowerCase("two letters i", "tr", "İ", "i"),
+    LowerCase("one letter i", "en", "İZMİR I", "izmir i"),
+    LowerCase("sharp s", "de", "Straße STRASSE ẞ", "straße strasse ß"),
+    LowerCase("another sigma at the end of a word", "el", "ΟΔΟΣ", "οδος"),
     # These languages have two letters i, too, in the Latin alphabet.
-    *[("KIRIM QIRIM İT", language, "kırım qırım it")
-      for language in ("crh_Latn", "crh", "gag", "tt_Latn", "kaz_Latn", "kk", "zza", "azb-Latn")],
-    ("Қазақ тілінде IBM", "kk", "қазақ тілінде ibm"), ("IBM", "kk_Cyrl", "ibm"), ("IBM", "uz_Latn", "ibm"),
-    ("J̃ Į́ Ì Š I", "lt", "j̇̃ į̇́ i̇̀ š i"), ("J̃ Ì", "en", "j̃ ì"),
-])  # fmt: skip
-def test_lower_case_follows_the_language(text, language, expected):
+    LowerCase("two letters i", "crh_Latn", "KIRIM QIRIM İT", "kırım qırım it"),
+    LowerCase("two letters i", "crh", "KIRIM QIRIM İT", "kırım qırım it"),
+    LowerCase("two letters i", "gag", "KIRIM QIRIM İT", "kırım qırım it"),
+    LowerCase("two letters i", "tt_Latn", "KIRIM QIRIM İT", "kırım qırım it"),
+    LowerCase("two letters i", "kaz_Latn", "KIRIM QIRIM İT", "kırım qırım it"),
+    LowerCase("two letters i", "kk", "KIRIM QIRIM İT", "kırım qırım it"),
+    LowerCase("two letters i", "zza", "KIRIM QIRIM İT", "kırım qırım it"),
+    LowerCase("two letters i", "azb-Latn", "KIRIM QIRIM İT", "kırım qırım it"),
+    # In Cyrillic text, Latin words are of other languages, which have one letter i.
+    LowerCase("Latin word in Cyrillic text", "kk", "Қазақ тілінде IBM", "қазақ тілінде ibm"),
+    LowerCase("Latin word of a language in Cyrillic letters", "kk_Cyrl", "IBM", "ibm"),
+    LowerCase("Uzbek has one letter i", "uz_Latn", "IBM", "ibm"),
+    # Lithuanian keeps the dot of a small letter if there is an accent above it.
+    LowerCase("dots below accents", "lt", "J̃ Į́ Ì Š I", "j̇̃ į̇́ i̇̀ š i"),
+    LowerCase("no dots below accents", "en", "J̃ Ì", "j̃ ì"),
+]
+
+
+@pytest.mark.parametrize("reason, language, text, expected", LOWER_CASES)
+def test_lower_case_follows_the_language(reason, language, text, expected):
     composed_text = unicodedata.normalize("NFC", text)
     assert languages.lower(composed_text, language) == unicodedata.normalize("NFC", expected)
 
@@ -168,16 +250,21 @@ def test_the_tokenizer_of_bleu_for_an_unknown_language_follows_the_script(langua
     ("sentencepiece", "th", "▁ที่ นี่ ▁มี"), ("sentencepiece", "en", "▁ a b ▁"),
 ])  # fmt: skip
 def test_subwords_are_joined_as_fairseq_joins_them(kind, language, line, tmp_path):
-    """The expected text is joined by fairseq's own classes, as fairseq-generate makes them from its flags."""
-    (tmp_path / "codes").write_text("#version: 0.2\na b\n")
-    flags = argparse.Namespace(
-        bpe_codes=str(tmp_path / "codes"), bpe_separator="@@", source_lang="en", target_lang=language
-    )
+    """The expected text is joined by fairseq's own classes, as fairseq-generate makes them from its flags.
+
+    Subwords of SentencePiece are joined to text at once. Subwords of BPE are joined to words as Moses'
+    tokeniser has made them, and these are joined to text.
+    """
+    codes = tmp_path / "codes"
+    codes.write_text("#version: 0.2\na b\n")  # a file of merges that the class reads, but joining does not need
     if kind == "sentencepiece":
-        expected = SentencepieceBPE.decode(None, line)
+        model = None  # the method does not use the object that it belongs to, which would need a file of a model
+        expected = SentencepieceBPE.decode(model, line)
     else:
-        words = SubwordNMTBPE(flags).decode(line)
-        expected = FairseqMoses(flags).decode(words)
+        flags_of_bpe = argparse.Namespace(bpe_codes=str(codes), bpe_separator="@@")
+        flags_of_moses = argparse.Namespace(source_lang="en", target_lang=language)
+        words = SubwordNMTBPE(flags_of_bpe).decode(line)
+        expected = FairseqMoses(flags_of_moses).decode(words)
     assert languages.join_subwords(line, kind, language) == expected
 
 
@@ -247,42 +334,72 @@ def prepare_page(programs_in_process, tmp_path, capsys):
     return prepare_language
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_text_comes_back_from_its_subwords(prepare_page, language):
-    """Some languages are in lower case, and some in another form of Unicode. A tab and a line separator are spaces."""
-    endings = {"ko": "ko_KR", "zh": "zh-Hans"}
-    ending = endings.get(language, language)
-    form = "NFD" if language in ("vi", "ko", "de") else "NFC"
-    is_lowercase = language in ("tr", "ru")
-    options = ["--lowercase"] if is_lowercase else []
-    english_line = "a\tbook\u2028"
-    line_in_language = "a\u00a0\u00a0book"
-    more = (english_line, line_in_language)
-    data, printed = prepare_page(language, *options, ending=ending, form=form, more=more)
+ENDINGS = {"ko": "ko_KR", "zh": "zh-Hans"}  # of the other languages' files, the ending is the language
+LANGUAGES_IN_NFD = ("vi", "ko", "de")  # their text is written with separate accents, the others' with composed letters
+LANGUAGES_IN_LOWER_CASE = ("tr", "ru")  # they are prepared with --lowercase
+LANGUAGES_WITH_BPE = ("de", "fr", "ru")  # by default; the others get SentencePiece
 
-    assert "\nround trip: BLEU 100.00, 25 of 25 lines\n" in printed
+
+class PreparedLanguage(NamedTuple):
+    """The page in English and another language, after prepare.sh."""
+
+    language: str
+    ending: str  # of the files in the other language
+    form: str  # Unicode's normal form in which the text was written
+    is_lowercase: bool
+    data: Path  # the folder
+    settings: dict  # of the data
+    printed: str  # what prepare.sh has printed
+
+
+@pytest.fixture(params=LANGUAGES)
+def prepared_language(prepare_page, request):
+    """Returns a `PreparedLanguage` for each language, with one more line at the end of the test set: "a book".
+
+    There, the line has a tab, a line separator or no-break spaces instead of single blanks, all of which are spaces.
+    """
+    language = request.param
+    ending = ENDINGS.get(language, language)
+    form = "NFD" if language in LANGUAGES_IN_NFD else "NFC"
+    is_lowercase = language in LANGUAGES_IN_LOWER_CASE
+    options = ["--lowercase"] if is_lowercase else []
+    last_english_line = "a\tbook\u2028"
+    last_line_in_language = "a\u00a0\u00a0book"
+    last_lines = (last_english_line, last_line_in_language)
+    data, printed = prepare_page(language, *options, ending=ending, form=form, more=last_lines)
+    settings = load(data / "settings.json")
+    return PreparedLanguage(language, ending, form, is_lowercase, data, settings, printed)
+
+
+def test_text_comes_back_from_its_subwords(prepared_language):
+    """The report says that all lines of the test set come back, and whether letters had separate accents.
+
+    The training text and the references come back, too.
+    """
+    language, ending, form, is_lowercase, data, settings, printed = prepared_language
+    num_lines = NUM_TEST_SENTENCES + 1  # with the line "a book"
+    assert f"\nround trip: BLEU 100.00, {num_lines} of {num_lines} lines\n" in printed
     assert "\nround trip of en: BLEU 100.00" in printed
     assert "warning" not in printed
     says_that_text_was_composed = "which are composed now (NFC)" in printed
-    assert says_that_text_was_composed == (form == "NFD")
-    settings = load(data / "settings.json")
-    assert settings["round_trip"] == [100.0, 25, 25]
-    if language in ("de", "fr", "ru"):
-        assert settings["subwords"] == "bpe"
-    else:
-        assert settings["subwords"] == "sentencepiece"
+    has_separate_accents = form == "NFD"
+    assert says_that_text_was_composed == has_separate_accents
+    assert settings["round_trip"] == [100.0, num_lines, num_lines]
+    expected_subwords = "bpe" if language in LANGUAGES_WITH_BPE else "sentencepiece"
+    assert settings["subwords"] == expected_subwords
 
-    # The training text comes back, too.
+    # The subwords of the training text can be joined to the text.
     for side in ("en", ending):
         lines_of_subwords = lines(data / "sub" / f"train.{side}")
         joined_lines = [languages.join_subwords(line, settings["subwords"], side) for line in lines_of_subwords]
         assert joined_lines == list(lines(data / "text" / f"train.{side}"))
 
+    # The references begin with the sentences of their own, and end with the line "a book".
+    references = (data / f"test.{ending}").read_text(encoding="utf-8").splitlines()
     expected_lines = [*sentences(language)[:NUM_OTHER_SENTENCES], "a book"]
     expected_lines = [unicodedata.normalize("NFC", line) for line in expected_lines]
     if is_lowercase:
         expected_lines = [languages.lower(line, language) for line in expected_lines]
-    references = (data / f"test.{ending}").read_text(encoding="utf-8").splitlines()
     assert [*references[:NUM_OTHER_SENTENCES], references[-1]] == expected_lines
 
 
@@ -293,39 +410,85 @@ SYMBOLS = [
 
 
 def test_symbols_come_back_with_bpe(prepare_page):
-    """Emoji, raised digits, joiners and accents stay in their words, in the data and in text to be translated."""
+    """Emoji, raised digits, joiners and accents stay in their words, in the data and in text to be translated.
+
+    The lines with symbols are the last ones of the test set, in both languages.
+    """
     text = "".join(f"{line}\n" for line in SYMBOLS)
+    num_lines = NUM_TEST_SENTENCES + len(SYMBOLS)
     data, printed = prepare_page("de", "--merges", "60", more=(text, text))
     settings = load(data / "settings.json")
     assert settings["subwords"] == "bpe"
-    assert settings["round_trip"] == [100.0, 30, 30]
+    assert settings["round_trip"] == [100.0, num_lines, num_lines]  # BLEU, the lines that come back, all lines
     assert "warning" not in printed
+
+    # The tokeniser leaves the first line as it is, as it has only symbols. It separates punctuation in some others.
     tokenized_lines = (data / "tok" / "test.de").read_text(encoding="utf-8").splitlines()
     lines_of_symbols = tokenized_lines[-len(SYMBOLS) :]
     assert lines_of_symbols[0] == SYMBOLS[0]
+
+    # translate.sh splits the lines, as an English source, as prepare.sh has split them.
     subwords_of_symbols = list(lines(data / "sub" / "test.en"))[-len(SYMBOLS) :]
     assert translate.prepare_sentences(text, settings, data) == subwords_of_symbols
 
 
-@pytest.mark.parametrize("language, options, more, cause", [
-    ("de", ["--merges", "60"], "5°C ±3 a+b\n" * 9, r"here it changes text at °; --subwords sentencepiece"),
-    ("th", ["--subwords", "bpe", "--merges", "60"], "", "Moses' tokeniser does not know th; --subwords sentencepiece"),
-    ("de", ["--merges", "60"], "Er „sagt“ – „nichts“\n" * 9, "quotes and dashes plain, .*; --subwords sentencepiece"),
-    ("de", ["--subwords", "sentencepiece", "--nfkc"], "½ ½ ½ ½ ½ ½ ½\n" * 9, "--nfkc changes characters"),
-])  # fmt: skip
-def test_text_that_does_not_come_back_is_reported(prepare_page, language, options, more, cause):
-    """The report has the score of a perfect translation, the first line that differs, the cause, and what to do.
+class ChangedText(NamedTuple):
+    """A test set that does not come back from its subwords.
 
-    `more` is text for the end of the test set, which does not come back.
+    Attributes:
+        language: the language of the test set.
+        options: options of prepare.sh.
+        more: text that is added to the end of the test set.
+        cause: a regular expression for the cause that the report gives.
     """
-    num_lines = more.count("\n")
-    data, printed = prepare_page(language, *options, more=("word\n" * num_lines, more))
+
+    language: str
+    options: list[str]
+    more: str
+    cause: str
+
+
+CHANGED_TEXTS = {
+    "Moses' tokeniser separates signs from words": ChangedText(
+        "de",
+        options=["--merges", "60"],
+        more="5°C ±3 a+b\n" * 9,
+        cause="here it changes text at °; --subwords sentencepiece",
+    ),
+    "Moses' tokeniser does not know the language": ChangedText(
+        "th",
+        options=["--subwords", "bpe", "--merges", "60"],
+        more="",  # the page itself does not come back
+        cause="Moses' tokeniser does not know th; --subwords sentencepiece",
+    ),
+    "Moses' normalisation replaces quotation marks and dashes": ChangedText(
+        "de",
+        options=["--merges", "60"],
+        more="Er „sagt“ – „nichts“\n" * 9,
+        cause="quotes and dashes plain, .*; --subwords sentencepiece",
+    ),
+    "the form NFKC replaces a fraction by digits": ChangedText(
+        "de",
+        options=["--subwords", "sentencepiece", "--nfkc"],
+        more="½ ½ ½ ½ ½ ½ ½\n" * 9,
+        cause="--nfkc changes characters",
+    ),
+}
+
+
+@pytest.mark.parametrize("changed_text", CHANGED_TEXTS.values(), ids=CHANGED_TEXTS.keys())
+def test_text_that_does_not_come_back_is_reported(prepare_page, changed_text):
+    """The report has the score of a perfect translation, the first line that differs, the cause, and what to do."""
+    num_more_lines = changed_text.more.count("\n")
+    more_english = "word\n" * num_more_lines  # the other side of the lines that are added
+    more = (more_english, changed_text.more)
+    data, printed = prepare_page(changed_text.language, *changed_text.options, more=more)
     score, same, total = load(data / "settings.json")["round_trip"]
     assert score < checks.LEAST_BLEU
-    assert same < total == NUM_TEST_SENTENCES + num_lines
+    assert same < total == NUM_TEST_SENTENCES + num_more_lines
     assert f"round trip: BLEU {score:.2f}, {same} of {total} lines\n  line " in printed
     assert f"warning: no translation can have more than BLEU {score:.2f}: " in printed
-    assert re.search(cause, printed)
+    assert re.search(changed_text.cause, printed)
 
 
 def test_characters_that_change_form_are_counted(prepare_page):
@@ -390,7 +553,8 @@ def test_constraints_are_prepared_as_text_of_the_target_language(single_letters)
 def test_any_locale(programs_in_process, tmp_path):
     """The scripts, and the programs that they call, read and write UTF-8 even if the locale has ASCII alone.
 
-    Python reads the locale when it starts, so that ten new processes import torch, fairseq or sacremoses here.
+    Python reads the locale when it starts, so that the scripts and their programs are new processes: ten in all, which
+    import torch, fairseq or sacremoses.
     """
     raw = write_corpus(tmp_path / "raw", "ru")
     data = tmp_path / "data"
@@ -398,19 +562,23 @@ def test_any_locale(programs_in_process, tmp_path):
 
     process = run_script("prepare.sh", raw, "en", "ru", data, env=ASCII_LOCALE, encoding="utf-8")
     assert process.returncode == 0, process.stderr
-    assert f"{data} is ready" in process.stdout
+    assert f"{data} is ready" in process.stdout  # without an error at a Russian letter
 
     # A training reads only the numbers of words, so it may run in this process.
     train.main([str(data), "random_vanilla", "--save-dir", str(run), *TRAINING])
     process = run_script("evaluate.sh", run, "--average", 0, "--beam", 1, env=ASCII_LOCALE, encoding="utf-8")
     assert process.returncode == 0, process.stderr
+    # evaluate.sh prints Russian letters. It has read the subwords and the references without changes, as all of them
+    # come back, and has computed all scores.
     assert f"reference: {sentences('ru')[0]}\n" in process.stdout
     figures = load(run / "evaluation" / "scores.json")["figures"]
     assert figures["round_trip"]["score"] == 100
-    assert "24 of 24" in figures["round_trip"]["signature"]
+    assert f"{NUM_TEST_SENTENCES} of {NUM_TEST_SENTENCES}" in figures["round_trip"]["signature"]
     assert {"bleu", "chrf", "tokenised"} < set(figures)
-    assert figures["bleu"]["signature"].count("tok:") == 1
+    assert figures["bleu"]["signature"].count("tok:") == 1  # the tokeniser is named once
 
+    # translate.sh reads quotation marks and letters of two alphabets, and writes a line for each line, also for the
+    # second one, which has only a space without width.
     text = "“ľuboš” мой брат\n\u200b\n"
     process = run_script("translate.sh", run, "--beam", 1, env=ASCII_LOCALE, input=text, encoding="utf-8")
     assert process.returncode == 0, process.stderr

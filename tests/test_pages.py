@@ -2,6 +2,7 @@
 
 import re
 import sys
+from typing import NamedTuple
 
 import pytest
 
@@ -124,14 +125,18 @@ def test_a_run_is_compared_with_the_baseline_on_the_same_machine():
 
 
 def test_a_table_shows_other_models_and_round_trips_but_no_model_without_a_run(results):
-    lossy = {"bleu": 45, "chrf": 66, "round_trip": 99.93}
+    """The fixture has written runs of the Transformer, whose run with seed 1 has BLEU 31, but none of dense_vanilla.
+
+    The figure round_trip is the BLEU of a perfect translation. The models of `make_record` have 1.00M parameters.
+    """
+    figures_with_round_trip = {"bleu": 45, "chrf": 66, "round_trip": 99.93}
     results(
         "multi30k_cpu/gpu",
-        make_record("dynamicconv", 1, figures=lossy),
+        make_record("dynamicconv", 1, figures=figures_with_round_trip),
         make_record("relative_random_vanilla_sum", 1, 45),
     )
     text = tables.results_table("multi30k_cpu", "en-de")
-    assert "|`dynamicconv`|1.00M|45.00|**+14.00 ± " in text
+    assert "|`dynamicconv`|1.00M|45.00|**+14.00 ± " in text  # 14 = 45 - 31
     assert "BLEU of a perfect translation: 99.93" in text
     assert "|`relative_random_vanilla_sum` †|" in text
     assert "† [not in the paper](deviations.md#" in text
@@ -153,16 +158,27 @@ def test_a_table_that_nobody_has_run_shows_the_papers_figures(write):
 
 
 def test_several_figures_share_a_cell_and_a_missing_figure_says_why(write):
-    """The first figure is compared. Without BLEU nothing is said of a perfect translation."""
+    """The table of DailyDialog shows BLEU-4, ROUGE-L, METEOR and CIDEr in one cell, and compares ROUGE-L.
+
+    METEOR has no figure, as there is no Java. The model `random` has no ROUGE-L either, so that it cannot be compared.
+    """
     signatures = {"meteor": "METEOR|no Java", "rougeL": "ROUGE-L|no text"}
-    for model, rouge_of_seeds in {"transformer": (8, 9), "dense": (10, 11.5), "random": (None,)}.items():
-        for seed, rouge in enumerate(rouge_of_seeds, 1):
-            scores = {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0, "round_trip": 99.0}
-            record = make_record(model, seed, None, "dailydialog", figures=scores, signatures=signatures)
-            write("dailydialog_cpu/cpu", record)
+    rouge_by_run = {
+        ("transformer", 1): 8,
+        ("transformer", 2): 9,
+        ("dense", 1): 10,
+        ("dense", 2): 11.5,
+        ("random", 1): None,
+    }
+    for (model, seed), rouge in rouge_by_run.items():
+        scores = {"bleu4": 1.0, "rougeL": rouge, "meteor": None, "cider": 3.0, "round_trip": 99.0}
+        record = make_record(model, seed, None, "dailydialog", figures=scores, signatures=signatures)
+        write("dailydialog_cpu/cpu", record)
     text = tables.results_table("dailydialog_cpu")
+    # the cell of `dense`, with the means of two seeds, and its difference in ROUGE-L: 10.75 - 8.5
     assert "|1.00 ± 0.00 (2) / 10.75 ± 1.06 (2) / no Java / 3.00 ± 0.00 (2)|+2.25 ± " in text
     assert "|minus the Transformer, ROUGE-L|" in text
+    # The figure round_trip is the BLEU of a perfect translation. It is not shown, as the runs have no BLEU but BLEU-4.
     assert "perfect translation" not in text
 
 
@@ -206,11 +222,17 @@ def list_calls(panel, method):
 
 
 def test_pictures_are_drawn_once_and_again_when_the_results_change(results, show, tmp_path):
+    """Three pictures can be drawn: the one that a page shows, and two that need no page.
+
+    A new result outdates the two of them that show results; six-kinds-of-s.png shows none.
+    """
     show("multi30k_cpu-en-de-valid-loss.png")
     names = {"multi30k_cpu-en-de-valid-loss.png", "six-kinds-of-s.png", "which-one.png"}
 
     def render(check):
-        return {path.name for path in pictures.render(pictures.collect_pictures().drawable, check, tmp_path)}
+        """Returns the names of the pictures that are missing or outdated, and draws them unless `check` is true."""
+        outdated_paths = pictures.render(pictures.collect_pictures().drawable, check, tmp_path)
+        return {path.name for path in outdated_paths}
 
     assert render(check=True) == names
     assert not list(tmp_path.glob("*.png"))
@@ -255,21 +277,46 @@ def test_single_runs_are_hollow_dots_without_a_mean(results):
     assert strokes == [["random"], ["transformer"], ["dense"]]  # the best first
 
 
+class Stage(NamedTuple):
+    """A stage of a training: a table of runs that continue those of the table before."""
+
+    table: str
+    updates: int  # at the end of the stage
+    seeds: tuple[int, ...]  # the seeds whose runs have reached the end of the stage
+    transformer_bleu_of_seed_0: int  # a run with seed N has N more
+
+
+STAGES = [
+    Stage("multi30k_cpu", updates=7000, seeds=(1, 2, 3), transformer_bleu_of_seed_0=50),
+    Stage("multi30k_14k", updates=14000, seeds=(1, 2), transformer_bleu_of_seed_0=52),
+    Stage("multi30k_28k", updates=28000, seeds=(1, 2), transformer_bleu_of_seed_0=53),
+]
+
+
 def test_continued_trainings_show_the_seeds_that_reached_the_end(write):
-    for table, seeds in {"multi30k_cpu": (1, 2, 3), "multi30k_14k": (1, 2), "multi30k_28k": (1, 2)}.items():
-        for seed in seeds:
-            gain = {"multi30k_cpu": 0, "multi30k_14k": 2, "multi30k_28k": 3}[table]
-            write(f"{table}/cpu", make_record("transformer", seed, 50 + gain + seed, "en-fr"))
-            write(f"{table}/cpu", make_record("random_vanilla", seed, 55 + gain + seed, "en-fr"))
-    write("multi30k_14k/cpu", make_record("relative_random_vanilla", 1, 60, "en-fr"))  # is still being trained
+    """The means are of seeds 1 and 2, as seed 3 has not reached the last stage.
+
+    A model that has not reached it, relative_random_vanilla, is left out.
+    """
+    for stage in STAGES:
+        for seed in stage.seeds:
+            transformer_bleu = stage.transformer_bleu_of_seed_0 + seed
+            write(f"{stage.table}/cpu", make_record("transformer", seed, transformer_bleu, "en-fr"))
+            write(f"{stage.table}/cpu", make_record("random_vanilla", seed, transformer_bleu + 5, "en-fr"))
+    write("multi30k_14k/cpu", make_record("relative_random_vanilla", 1, 60, "en-fr"))
     picture = table_pictures.draw_table_picture("multi30k_28k-en-fr-curves.png")
     loss_panel, score_panel = picture.panels
     assert [options["label"] for _, options in list_calls(loss_panel, "plot")] == ["transformer", "random_vanilla"]
-    assert len(list_calls(loss_panel, "fill_between")) == 2
-    (updates, bleu), options = list_calls(score_panel, "errorbar")[0]
-    assert updates == [7000, 14000, 28000]
-    assert bleu == [51.5, 53.5, 54.5]
-    assert options["yerr"] == [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]
+    assert len(list_calls(loss_panel, "fill_between")) == 2  # a band for each of the two models
+
+    transformer_arguments, transformer_options = list_calls(score_panel, "errorbar")[0]
+    updates, mean_bleu = transformer_arguments
+    assert updates == [stage.updates for stage in STAGES]
+    assert mean_bleu == [51.5, 53.5, 54.5]  # e.g. in the first stage the mean of 51 and 52
+    # The bars end at the lowest and at the highest seed, each of which is 0.5 from the mean.
+    lengths_below = [0.5, 0.5, 0.5]
+    lengths_above = [0.5, 0.5, 0.5]
+    assert transformer_options["yerr"] == [lengths_below, lengths_above]
     assert "means over 2 seeds" in picture.below
 
 
@@ -294,14 +341,28 @@ def test_the_range_of_rounds_is_given_as_distances():
     ],
 )
 def test_a_shown_picture_that_cannot_be_drawn_is_a_problem(name, reason, write, show, monkeypatch):
-    """The command says in one line which page shows it, and why it cannot be drawn; with --check and without."""
+    """The command says in one line which page shows it, and why it cannot be drawn; with --check and without.
+
+    The results have runs of one model alone, on En-De: too few to be compared ("runs of 1 of en-de").
+    """
+
+    def render_no_pages():
+        """Takes the place of `make_tables.render_pages`, so that no page is written."""
+        return {}
+
+    def render_no_pictures(*_):
+        """Takes the place of `pictures.render`, so that no picture is drawn."""
+        return []
+
     write("multi30k_cpu/gpu", make_record("random", 1, 30))
-    show(name)
-    monkeypatch.setattr(make_tables, "render_pages", dict)
-    monkeypatch.setattr(pictures, "render", lambda *_: [])
+    show(name)  # on the page docs/x.md
+    monkeypatch.setattr(make_tables, "render_pages", render_no_pages)
+    monkeypatch.setattr(pictures, "render", render_no_pictures)
+    rest_of_line = "[^\\n]*"
+    error = f"^error: docs/x.md: {name} cannot be drawn: {rest_of_line}{reason}$"
     for argv in (["make_tables.py"], ["make_tables.py", "--check"]):
         monkeypatch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit, match=f"^error: docs/x.md: {name} cannot be drawn: [^\\n]*{reason}$"):
+        with pytest.raises(SystemExit, match=error):
             make_tables.main()
 
 

@@ -9,6 +9,7 @@ import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from helpers import ROOT, assert_refused
@@ -157,18 +158,20 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     """Files whose names do not begin with train are not trained on, and are named.
 
     Validation and test sets that are missing are drawn from the training text. They are always the same pairs, and none
-    of their sources is trained on.
+    of their sources is trained on, not even in other case. To test this, each pair of the text is also written with its
+    source in capitals.
     """
-    monkeypatch.setattr(pairs, "MOST_HELD_OUT", 20)
+    most_held_out = 20  # the text has more than 200 pairs, of which a tenth would be more
+    monkeypatch.setattr(pairs, "MOST_HELD_OUT", most_held_out)
     english = [one_line(line) for line in read_text.lines(raw / "train.en")]
     german = [one_line(line) for line in read_text.lines(raw / "train.de.gz")]
-    all_pairs = [Pair(source, target) for source, target in zip(english, german)]
-    all_pairs += [Pair(source.upper(), target) for source, target in zip(english, german)]
-    long_pair = Pair("one more " * 600 + "ŵ", "noch einer")
-    all_pairs.append(long_pair)
+    pairs_as_written = [Pair(source, target) for source, target in zip(english, german)]
+    pairs_in_capitals = [Pair(source.upper(), target) for source, target in zip(english, german)]
+    long_pair = Pair("one more " * 600 + "ŵ", "noch einer")  # the letter ŵ is only there
+    all_pairs = [*pairs_as_written, *pairs_in_capitals, long_pair]
     folder = tmp_path / "own"
-    write_pairs(folder / "train", all_pairs[:160])
-    write_pairs(folder / "train.more", all_pairs[160:])
+    write_pairs(folder / "train", pairs_as_written)
+    write_pairs(folder / "train.more", [*pairs_in_capitals, long_pair])
     write_pairs(folder / "newstest2014", [long_pair])
 
     out = tmp_path / "out"
@@ -179,22 +182,25 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in output
 
     splits = read_splits(out)
-    assert read_splits(second_out) == splits
+    assert read_splits(second_out) == splits  # the same pairs are drawn again
     train = splits["train"]
     valid = splits["valid"]
     test = splits["test"]
     assert long_pair in train
     assert {*train, *valid, *test} <= set(all_pairs)
-    assert 15 <= len(valid) <= 20
-    assert 15 <= len(test) <= 20
+    # A few pairs are drawn and then left out, because a pair with the same source has been drawn, too.
+    assert 15 <= len(valid) <= most_held_out
+    assert 15 <= len(test) <= most_held_out
 
     # Sources count as equal whatever their case is.
+    held_out_pairs = valid + test
     trained_sources = {pair.source.lower() for pair in train}
-    held_out_sources = {pair.source.lower() for pair in valid + test}
-    assert len(held_out_sources) == len(valid + test)
+    held_out_sources = {pair.source.lower() for pair in held_out_pairs}
+    assert len(held_out_sources) == len(held_out_pairs)  # no source is held out twice
     assert not held_out_sources & trained_sources
     all_sources = {pair.source.lower() for pair in all_pairs}
-    assert held_out_sources | trained_sources == all_sources - {""}
+    empty_source = {""}  # `write_parallel_text` writes a pair with an empty source, which is left out
+    assert held_out_sources | trained_sources == all_sources - empty_source
 
     assert "ŵ".encode() in (out / "pieces.model").read_bytes()  # SentencePiece has read the long line, too
     assert list(read_text.lines(out / "test.en")) == [pair.source for pair in test]
@@ -227,16 +233,23 @@ def test_changed_targets_in_a_second_file_are_noticed(tmp_path):
 
 
 def test_data_of_an_earlier_version_are_kept(tmp_path, raw, capfd):
-    """Such data have no key, but the size, the time and the SHA-256 of each file."""
+    """Such data have no key.json, but a text.json with the size, the time and the SHA-256 of each file.
+
+    Only the SHA-256 says whether a file has changed, so that the size and the time may be wrong.
+    """
     out = tmp_path / "out"
     argv = make_arguments(raw, "en", "de", out)
     prepare.main(argv)
     sources = steps.load(out / "key.json")["sources"]
-    old_records = {name: [1, 2, sha256] for name, sha256 in sources.items()}
+    wrong_size = 1
+    wrong_time = 2
+    old_records = {name: [wrong_size, wrong_time, sha256] for name, sha256 in sources.items()}
     steps.dump(out / "text.json", old_records)
     (out / "key.json").unlink()
     prepare.main(argv)
     assert f"{out} is ready, reusing it" in capfd.readouterr().out
+
+    # The call has written key.json again. Without it, text.json is compared with the changed text.
     (out / "key.json").unlink()
     write(raw / "valid.de", ["other"] * 12)
     assert_refused(prepare.main, *argv, part="valid.de has changed")
@@ -302,60 +315,186 @@ def test_a_sentence_that_is_too_long_is_named_before_the_training(tmp_path, raw,
 
 
 def test_too_many_merges_for_the_text(tmp_path, raw, capfd):
-    """Pieces that the training text has only inside longer ones become <unk>; unknown characters are no such pieces."""
+    """Pieces that the training text has only inside longer ones become <unk>; unknown characters are no such pieces.
+
+    With so many merges, each of the four words of the training text becomes a single piece. There is a warning if the
+    test set has a word that is made of smaller pieces. There is none for the character ŵ, which is unknown because the
+    training text does not have it.
+    """
+    word_of_smaller_pieces = "abxy"  # a@@ b@@ xy; in the training text, a@@ and b@@ are only inside longer pieces
     for side in ("en", "de"):
         write(raw / f"train.{side}", ["abcdef abcd xyz xy"] * 20)
         write(raw / f"valid.{side}", ["abcd ŵ"] * 10)
-        write(raw / f"test.{side}", ["abcdef xyz ŵ"] * 20 + ["abxy"] * 10)
-    (raw / "train.de.gz").unlink()
+        write(raw / f"test.{side}", ["abcdef xyz ŵ"] * 20 + [word_of_smaller_pieces] * 10)
+    (raw / "train.de.gz").unlink()  # the fixture's text, which train.de replaces
     prepare.main(make_arguments(raw, "en", "de", tmp_path / "out", merges=999))
     output = capfd.readouterr().out
     assert "note: --merges 999 is more than the text allows; BPE has learned only " in output
     assert re.search(r"warning: [\d.]+ % of the validation and test subwords are unknown .<unk>.: --merges 999", output)
     assert "try --merges 100 in another folder" in output
+
+    # Without that word, only the character is unknown.
     for side in ("en", "de"):
         write(raw / f"test.{side}", ["abcd ŵ"])
     prepare.main(make_arguments(raw, "en", "de", tmp_path / "fine", merges=999))
     assert "warning" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("change, argv, part", [
-    ("", "{raw} en de {tmp}/12:30", "12:30: fairseq takes a colon for the end of a path; use a path without"),
-    ("", "{raw} en de {tmp}/a,b", "a,b: fairseq takes a comma for the end of a path; use a path without"),
-    ("", "ptb", "ptb: give OUT_DIR too"),
-    ("", "{raw} en de {out} --like {raw}", "--like .*raw: has no data of prepare.sh"),
-    ("", "{tmp}/no en de {out}", "no: no such folder"),
-    ("rm train.de.gz", "{raw} en de {out}", "train.de: no such file, nor train.de.gz"),
-    ("truncate -s 99 train.de.gz", "{raw} en de {out}", "train.de.gz: not a complete gzip file"),
-    ("truncate -s 10 train.de.gz; echo no >> train.de.gz", "{raw} en de {out}", "train.de.gz: not a complete gzip"),
-    ("echo '<html>not found</html>' > train.de.gz", "{raw} en de {out}", "train.de.gz: not a complete gzip file"),
-    ("mv train.en all.en; mv train.de.gz all.de.gz", "{raw} en de {out}", "no train.en and train.de; rename all"),
-    ("echo one > valid.de", "{raw} en de {out}", "valid.de: has only 1 lines, but the other side has more"),
-    ("sed -i 's/.*//' test.en", "{raw} en de {out}", "test.en: line 1 here or in test.de is empty; no line of"),
-    ("gunzip train.de; sed -i 10,999d train.*; rm valid.*", "{raw} en de {out}", "train: 8 pairs are too few .* valid"),
-    ("", "{raw} en de {out} --subwords sentencepiece --merges 9", r"--merges 9: .* characters; give \d+ or more"),
-    ("", "{raw} en en {out}", "en en: give two file extensions"),
-    ("", "{raw} en pt.BR {out}", "pt.BR.*letters, digits, - and _"),
-    ("", "{raw} en fr {out} --like {wmt}", "--like .*: does not contain text in en and fr"),
-    ("", "{raw} en de {out} --like {wmt} --merges 50", "--merges 50: --like .* has 60; remove the flag"),
-    ("", "squad {out}", "squad.*ptb, .*personachat"),
-    ("", "ptb {out} --lowercase", "--lowercase: has no effect for ptb; remove it"),
-    ("", "lm {out}", "lm: cannot be downloaded; name the folder of its text by --from"),
-    ("", "ptb {out} --from {raw}", "no train set of ptb; .* named ptb.train.txt or train.txt, or .gz of it"),
-    ("mkdir -p ../out; touch ../out/mine", "{raw} en de {out}", "out: was not written by prepare.sh; name another"),
-])  # fmt: skip
-def test_what_is_refused(tmp_path, raw, prepared_corpus, change, argv, part, monkeypatch):
-    """The error is one line. The folder of the text stays as it is, and nothing is half done.
+class Refusal(NamedTuple):
+    """A call of prepare.sh that is refused.
 
-    `change` is a shell command that is run in the folder of the text before the call.
+    Attributes:
+        reason: what is wrong.
+        argv: the arguments, with the names of folders in braces: {tmp} is the test's, and {out} in it is the output;
+            {raw} has text in English and German; {wmt} has prepared data in these languages.
+        error: a regular expression for a part of the error message.
+        change: a shell command that is run in the folder {raw} before the call.
     """
-    subprocess.run(["bash", "-c", change], cwd=raw, check=True)
+
+    reason: str
+    argv: str
+    error: str
+    change: str = ""
+
+
+REFUSALS = [
+    Refusal(
+        "a colon in the name of the output",
+        argv="{raw} en de {tmp}/12:30",
+        error="12:30: fairseq takes a colon for the end of a path; use a path without",
+    ),
+    Refusal(
+        "a comma in the name of the output",
+        argv="{raw} en de {tmp}/a,b",
+        error="a,b: fairseq takes a comma for the end of a path; use a path without",
+    ),
+    Refusal(
+        "no output",
+        argv="ptb",
+        error="ptb: give OUT_DIR too",
+    ),
+    Refusal(
+        "like a folder without data",
+        argv="{raw} en de {out} --like {raw}",
+        error="--like .*raw: has no data of prepare.sh",
+    ),
+    Refusal(
+        "no folder of text",
+        argv="{tmp}/no en de {out}",
+        error="no: no such folder",
+    ),
+    Refusal(
+        "a missing file",
+        change="rm train.de.gz",
+        argv="{raw} en de {out}",
+        error="train.de: no such file, nor train.de.gz",
+    ),
+    Refusal(
+        "a truncated gzip file",
+        change="truncate -s 99 train.de.gz",
+        argv="{raw} en de {out}",
+        error="train.de.gz: not a complete gzip file",
+    ),
+    Refusal(
+        "text behind a truncated gzip file",
+        change="truncate -s 10 train.de.gz; echo no >> train.de.gz",
+        argv="{raw} en de {out}",
+        error="train.de.gz: not a complete gzip",
+    ),
+    Refusal(
+        "a web page instead of a gzip file",
+        change="echo '<html>not found</html>' > train.de.gz",
+        argv="{raw} en de {out}",
+        error="train.de.gz: not a complete gzip file",
+    ),
+    Refusal(
+        "files with other names",
+        change="mv train.en all.en; mv train.de.gz all.de.gz",
+        argv="{raw} en de {out}",
+        error="no train.en and train.de; rename all",
+    ),
+    Refusal(
+        "sides of different length",
+        change="echo one > valid.de",
+        argv="{raw} en de {out}",
+        error="valid.de: has only 1 lines, but the other side has more",
+    ),
+    Refusal(
+        "an empty test sentence",
+        change="sed -i 's/.*//' test.en",
+        argv="{raw} en de {out}",
+        error="test.en: line 1 here or in test.de is empty; no line of",
+    ),
+    Refusal(
+        "too little text to hold out a validation set",
+        change="gunzip train.de; sed -i 10,999d train.*; rm valid.*",
+        argv="{raw} en de {out}",
+        error="train: 8 pairs are too few .* valid",
+    ),
+    Refusal(
+        "fewer subwords than characters",
+        argv="{raw} en de {out} --subwords sentencepiece --merges 9",
+        error=r"--merges 9: .* characters; give \d+ or more",
+    ),
+    Refusal(
+        "a language twice",
+        argv="{raw} en en {out}",
+        error="en en: give two file extensions",
+    ),
+    Refusal(
+        "a full stop in a language",
+        argv="{raw} en pt.BR {out}",
+        error="pt.BR.*letters, digits, - and _",
+    ),
+    Refusal(
+        "like data of other languages",
+        argv="{raw} en fr {out} --like {wmt}",
+        error="--like .*: does not contain text in en and fr",
+    ),
+    Refusal(
+        "like data with another number of merges",
+        argv="{raw} en de {out} --like {wmt} --merges 50",
+        error="--merges 50: --like .* has 60; remove the flag",
+    ),
+    Refusal(
+        "an unknown corpus",
+        argv="squad {out}",
+        error="squad.*ptb, .*personachat",
+    ),
+    Refusal(
+        "an option without effect",
+        argv="ptb {out} --lowercase",
+        error="--lowercase: has no effect for ptb; remove it",
+    ),
+    Refusal(
+        "a corpus that cannot be downloaded",
+        argv="lm {out}",
+        error="lm: cannot be downloaded; name the folder of its text by --from",
+    ),
+    Refusal(
+        "a folder without the corpus",
+        argv="ptb {out} --from {raw}",
+        error="no train set of ptb; .* named ptb.train.txt or train.txt, or .gz of it",
+    ),
+    Refusal(
+        "an output with other files",
+        change="mkdir -p ../out; touch ../out/mine",
+        argv="{raw} en de {out}",
+        error="out: was not written by prepare.sh; name another",
+    ),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.reason)
+def test_what_is_refused(tmp_path, raw, prepared_corpus, refusal, monkeypatch):
+    """The error is one line. The folder of the text stays as it is, and nothing is half done."""
+    subprocess.run(["bash", "-c", refusal.change], cwd=raw, check=True)
     files = read_files(raw)
     folders = {"tmp": tmp_path, "raw": raw, "out": tmp_path / "out", "wmt": prepared_corpus("wmt")}
     # Tokenization comes after the checks, so it is not needed.
     monkeypatch.setattr(subwords, "tokenize_file", lambda *args, **options: None)
-    words = argv.format(**folders).split()
-    assert_refused(prepare.main, *words, part=part)
+    words = refusal.argv.format(**folders).split()
+    assert_refused(prepare.main, *words, part=refusal.error)
     assert not list(tmp_path.rglob("bin/done"))
     assert not list(tmp_path.rglob("*.part"))
     assert read_files(raw) == files
@@ -424,21 +563,25 @@ def test_wmt14(tmp_path, raw, monkeypatch):
     """
     site = tmp_path / "site"
     out = tmp_path / "wmt"
-    write(raw / "train.de", read_text.lines(raw / "train.de.gz"))
+    write(raw / "train.de", read_text.lines(raw / "train.de.gz"))  # the archives have text that is not compressed
     checksums = make_site_of_wmt14(site, raw)
     monkeypatch.setattr(read_text, "CHECKSUMS", checksums)
     monkeypatch.setitem(CORPORA, "wmt14", replace(CORPORA["wmt14"], home=f"file://{site}"))
     for proxy in ("https_proxy", "http_proxy"):  # no network: sacreBLEU cannot fetch its sets
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
 
+    # The first call reads the archives. It ends at the validation set, which is one of sacreBLEU's.
     argv = make_arguments("wmt14", "de", out, "--sample", 100, "--subwords", "sentencepiece")
     not_fetched = "raw/valid.en was not made: .*; try again, or put the file, named valid.{en,de}, into"
     assert_refused(prepare.main, *argv, part=not_fetched)
     assert not (out / "raw" / "valid.en").exists()
     assert (out / "raw" / "1-europarl-v7.en").exists()
 
+    # The second call finds sacreBLEU's sets, and needs no archive.
     write_sacrebleu_sets(out / "archives" / "sacrebleu", raw)
     shutil.rmtree(site)
     prepare.main(argv)
-    assert (out / "text" / "train.en").read_text().count("\n") == 3 * 99
+    num_corpora = 3
+    num_pairs_of_corpus = 99  # a sample of 100, of which one pair has an empty side
+    assert (out / "text" / "train.en").read_text().count("\n") == num_corpora * num_pairs_of_corpus
     assert (out / "sacrebleu_set").read_text() == "wmt14/full\n"

@@ -28,13 +28,22 @@ BASE = "first-en-de-transformer-seed1"  # the folder of the baseline's run
 def tables(tmp_path, monkeypatch):
     """Replaces the catalog by four small tables, whose results are written to a folder of the test.
 
-    ``first`` trains a model, ``second`` tunes it on other text, ``longer`` trains it further, and ``at_once`` trains as
-    long as ``first`` and ``longer`` together.
+    - ``first`` trains models for 4 updates.
+    - ``second`` begins with the weights of a run of ``first``, and trains for 2 updates on other text. Its learning
+      rate is 0, so that the weights stay the same.
+    - ``longer`` resumes a run of ``first``, with the state of its optimizer, until 8 updates are reached in all.
+    - ``at_once`` trains for 8 updates from the start, which is the same training as ``first`` and ``longer``.
     """
     base = RECIPES["multi30k_cpu"]
+    small_flags = {
+        **base.flags,
+        **small_model_flags("encoder", "decoder"),
+        "warmup-updates": "2",
+        "data-buffer-size": "0",
+    }
     small_recipe = replace(
         base,
-        flags={**base.flags, **small_model_flags("encoder", "decoder"), "warmup-updates": "2", "data-buffer-size": "0"},
+        flags=small_flags,
         max_update=4,
         save_every=2,
         average=2,
@@ -47,21 +56,27 @@ def tables(tmp_path, monkeypatch):
         preparation={"merges": 90, "subwords": "sentencepiece"},
         rows=["transformer", "random_vanilla"],
     )
-    without_learning = {**small_recipe.flags, "lr": "0"}
-    recipes = {
-        "first": small_recipe,
-        "second": replace(small_recipe, init="first", flags=without_learning, max_update=2, average=0),
-        "longer": replace(small_recipe, init="first", resume=True, max_update=8),
-        "at_once": replace(small_recipe, max_update=8),
-    }
-    for name, recipe in recipes.items():
-        monkeypatch.setitem(RECIPES, name, replace(recipe, name=name))
-        table = replace(small_table, name=name, columns=[Column("en-de", "En-De", name)])
-        if name == "second":
-            table = replace(table, corpus="other", data="")
-        else:
-            table = replace(table, corpus="own", data="first-{dataset}")  # all use the data of the first table
-        monkeypatch.setitem(TABLES, name, table)
+    without_learning = {**small_flags, "lr": "0"}
+    recipes = [
+        replace(small_recipe, name="first"),
+        # It has a single checkpoint, so that there is nothing to average.
+        replace(small_recipe, name="second", init="first", flags=without_learning, max_update=2, average=0),
+        replace(small_recipe, name="longer", init="first", resume=True, max_update=8),
+        replace(small_recipe, name="at_once", max_update=8),
+    ]
+    own_data = "first-{dataset}"  # the folder of data that first, longer and at_once share
+    data_named_after_table = ""
+    small_tables = [
+        replace(small_table, name="first", corpus="own", data=own_data),
+        replace(small_table, name="second", corpus="other", data=data_named_after_table),
+        replace(small_table, name="longer", corpus="own", data=own_data),
+        replace(small_table, name="at_once", corpus="own", data=own_data),
+    ]
+    for recipe in recipes:
+        monkeypatch.setitem(RECIPES, recipe.name, recipe)
+    for table in small_tables:
+        column = Column("en-de", "En-De", recipe=table.name)
+        monkeypatch.setitem(TABLES, table.name, replace(table, columns=[column]))
     monkeypatch.setattr(catalog, "ROOT", tmp_path)
 
 
@@ -93,6 +108,7 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
     """
     for corpus in ("own", "other"):  # each corpus is in a folder of its name
         write_parallel_text(tmp_path / "from" / corpus)
+    # The second table, which uses the corpus other, has other text than the first one.
     write(tmp_path / "from" / "other" / "valid.en", ["other words"] * 12)
 
     def call(table, *options):
@@ -100,36 +116,46 @@ def test_from_text_to_a_record(tables, tmp_path, capsys):
         reproduce.main([table, "--from", f"{tmp_path}/from", "--out", str(tmp_path), "--gpus", "0", *options])
         return capsys.readouterr().out
 
+    # Each check needs the runs that the checks before it leave.
     check_two_stages(tmp_path, call)
     check_record(load_results(tmp_path, "first"))
     check_longer_training(tmp_path, call)
+    check_precision_of_first_stage(tmp_path, call)
     check_scores_with_other_options(tmp_path / "runs", capsys)
 
 
 def check_two_stages(folder, call):
     """Checks that the second table has the first one trained and scored, and takes its subwords and weights.
 
+    The cell is `CELL` in both tables. Its run in the first table is the folder `ROW`: "first-" and the cell's name.
+    Its run in the second table is the folder "second-" and the cell's name.
+
     Args:
         folder: the folder of the data, the runs and the results.
         call: calls reproduce.sh for a table, and returns what it prints.
     """
     printed = call("second", "--variant", "random_vanilla")
-    assert printed.count("+ fairseq-train ") == 2
-    assert printed.count("SentencePiece, 90") == 1
+    assert printed.count("+ fairseq-train ") == 2  # one run of each table
+    assert printed.count("SentencePiece, 90") == 1  # 90 subwords are learned for the first table, and used for both
     for name in ("pieces.model", "bin/dict.de.txt"):
         first_file = folder / "data" / "first-en-de" / name
         second_file = folder / "data" / "second-en-de" / name
         assert first_file.read_bytes() == second_file.read_bytes()
-    weights = load_weights(folder / "runs" / ROW / "evaluation" / "checkpoint_avg.pt")
-    tuned_weights = load_weights(folder / "runs" / f"second-{CELL}" / "checkpoint_last.pt")
+    # The second stage begins with the weights that were scored in the first one. As its learning rate is 0, they stay.
+    first_run = folder / "runs" / ROW
+    second_run = folder / "runs" / f"second-{CELL}"
+    weights = load_weights(first_run / "evaluation" / "checkpoint_avg.pt")
+    tuned_weights = load_weights(second_run / "checkpoint_last.pt")
     assert weights.keys() == tuned_weights.keys()
     for name, weight in weights.items():
-        # The weights are the same, as the learning rate of the second stage is 0.
         torch.testing.assert_close(tuned_weights[name], weight, atol=1e-5, rtol=1e-5)
+    # The record names the run whose weights were the first ones.
     assert load_results(folder, "second")[CELL]["init"] == ROW
 
-    # When it is called again, there is nothing left to do; and of the first table, only the baseline is missing.
+    # When it is called again, there is nothing left to do.
     assert "fairseq" not in call("second", "--variant", "random_vanilla")
+
+    # Of the first table, which has two models, only the baseline is missing.
     printed = call("first")
     assert printed.count("+ fairseq-train ") == 1
     assert f"{CELL}: is scored already" in printed
@@ -163,19 +189,21 @@ def check_record(records):
 def check_longer_training(folder, call):
     """Checks that a longer training continues the run as if both had been one training, and leaves the run as it is.
 
+    The table ``longer`` continues the run `ROW` of the table ``first`` from 4 to 8 updates. The table ``at_once``
+    trains the same model for 8 updates without a stop. Both get the same weights, losses and scores.
+
     Args:
         folder: the folder of the data, the runs and the results.
         call: calls reproduce.sh for a table, and returns what it prints.
     """
-    run = folder / "runs" / ROW
-    files = [run / "checkpoint_last.pt", run / "train.log", run / "evaluation" / "scores.json"]
+    first_run = folder / "runs" / ROW
+    files = [first_run / "checkpoint_last.pt", first_run / "train.log", first_run / "evaluation" / "scores.json"]
     contents = [path.read_bytes() for path in files]
     for table in ("longer", "at_once"):
         call(table, "--variant", "random_vanilla")
     assert [path.read_bytes() for path in files] == contents
 
-    longer = folder / "runs" / f"longer-{CELL}"
-    weights = load_weights(longer / "checkpoint_last.pt")
+    weights = load_weights(folder / "runs" / f"longer-{CELL}" / "checkpoint_last.pt")
     weights_at_once = load_weights(folder / "runs" / f"at_once-{CELL}" / "checkpoint_last.pt")
     for name, weight in weights.items():
         assert torch.equal(weight, weights_at_once[name]), name
@@ -185,9 +213,18 @@ def check_longer_training(folder, call):
     assert record["curve"]["updates"] == [2, 4, 6, 8]
     assert record["updates"] == 8
     assert record["figures"] == record_at_once["figures"]
-    assert record["init"] == ROW
+    assert record["init"] == ROW  # the run that it has continued
 
-    shutil.rmtree(longer)
+
+def check_precision_of_first_stage(folder, call):
+    """Checks that a run cannot be continued in another precision.
+
+    Args:
+        folder: the folder of the data, the runs and the results.
+        call: calls reproduce.sh for a table, and returns what it prints.
+    """
+    # Without its run, the table `longer` begins again with the run of the table `first`.
+    shutil.rmtree(folder / "runs" / f"longer-{CELL}")
 
     def train_in_other_precision(_argv):
         """Calls reproduce.sh with another precision than that of the run with which the table begins."""
@@ -261,16 +298,23 @@ CELLS = [
 def test_a_cell_of_each_task(cell, prepared_corpus, tmp_path, monkeypatch):
     """The model learns, is scored on all of its test set, and is recorded with its curve.
 
-    Each metric has to be within its bounds: from the lower one to below the upper one.
+    A cell names a table of the catalog. Here, the first column of the table gets a small model (with an encoder or a
+    decoder or both, as `cell.sides` says), a few updates and a small corpus. Each metric has to be within its bounds:
+    from the lower one to below the upper one.
     """
     table = TABLES[cell.table]
     column = table.columns[0]
     data = prepared_corpus(cell.corpus)
+
+    def read_settings_of_prepared_data(*_, **__):
+        """Takes the place of `reproduce.prepare`, as the data are prepared already."""
+        return train.read_data_settings(data)
+
     shorten_recipe(RECIPES[column.recipe], cell.updates, small_model_flags(*cell.sides), monkeypatch)
     monkeypatch.setitem(TABLES, cell.table, replace(table, data=str(data)))
-    monkeypatch.setattr(catalog, "ROOT", tmp_path)
-    monkeypatch.setattr(reproduce, "prepare", lambda *_, **__: train.read_data_settings(data))
-    monkeypatch.setattr(score.metrics.shutil, "which", lambda name: None)  # Java takes long to start
+    monkeypatch.setattr(catalog, "ROOT", tmp_path)  # the results are written to the folder of the test
+    monkeypatch.setattr(reproduce, "prepare", read_settings_of_prepared_data)
+    monkeypatch.setattr(score.metrics.shutil, "which", lambda name: None)  # hides Java, which takes long to start
     reproduce.main([cell.table, "--variant", cell.model, "--seed", "1", "--out", str(tmp_path)])
 
     (record,) = load_results(tmp_path, cell.table).values()
@@ -465,15 +509,24 @@ def test_a_rerun_on_a_cpu_replaces_the_run_and_keeps_the_record_of_the_gpu(call,
     call("first --gpus 1")
     records = load_results(tmp_path, "first", "gpu")
     checkpoint = tmp_path / "runs" / ROW / "checkpoint_last.pt"
-    checkpoint.touch()
+    checkpoint.touch()  # a file of the old run, which the new run does not write, as its training is a stand-in
     assert call("first --variant random_vanilla --rerun --gpus 0") == [PREPARE, *RUN_ROW]
     assert not checkpoint.exists()
     assert load_results(tmp_path, "first", "gpu") == records
     assert list(load_results(tmp_path, "first", "cpu")) == [CELL]
 
+
+def test_a_list_has_a_command_for_each_cell_that_is_missing_or_done_again(call, tmp_path):
+    """The table has two cells, one for each model. With --list, their commands are printed, and nothing is run."""
+    call("first --gpus 1")
+    call("first --variant random_vanilla --rerun --gpus 0")
+
+    # On the CPU, there is no record of the Transformer yet.
     missing_cell = "scripts/reproduce.sh first --dataset en-de --variant transformer --seed 1"
     call("first --gpus 0 --list")
     assert call.printed == f"{missing_cell} --out {tmp_path} --gpus 0\n"
+
+    # With --rerun, both cells are done again, whether they have a record or not.
     call("first --list --rerun")
     assert call.printed.count(" --rerun\n") == 2
 
@@ -581,21 +634,43 @@ def run_snakemake(folder, cells):
     return printed.replace(f"{folder}/", "").replace(f"{ROOT}/", "")
 
 
+# A job in the output of snakemake, of which @ stands for what differs between jobs:
+#
+#     rule @:
+#         input: INPUTS                  (this line is missing if there are none)
+#         output: OUTPUT
+#         @                              (several lines)
+#     Shell command: (@ --gpus 0OPTIONS) > @
+PRINTED_JOB = re.compile(
+    r"""
+    rule\ .*:\n
+    (?:\ {4}input:\ (?P<inputs>.*)\n)?
+    \ {4}output:\ (?P<output>.*)\n
+    (?:\ {4}.*\n)*
+    Shell.*--gpus\ 0(?P<options>.*)\)\ >
+    """,
+    re.VERBOSE,
+)
+
+
 @pytest.mark.parametrize("cells", JOBS)
 def test_jobs_of_a_cluster(cells, tmp_path):
-    """Data, the runs that others begin with, and cells are made once each. Files that exist are not made again."""
+    """Data, the runs that others begin with, and cells are made once each, from what they need."""
     printed = run_snakemake(tmp_path, cells)
-    # the inputs, the output and the options of each job
-    printed_jobs = re.findall(
-        r"rule .*:\n(?:    input: (.*)\n)?    output: (.*)\n(?:    .*\n)*Shell.*--gpus 0(.*)\) >", printed
-    )
+    printed_jobs = []
+    for match in PRINTED_JOB.finditer(printed):
+        inputs = match["inputs"] or ""
+        printed_jobs.append((inputs, match["output"], match["options"]))
     expected_jobs = []
     for job in JOBS[cells]:
         inputs = ", ".join(job.inputs)
-        kind = job.output.split("/")[0]
-        expected_jobs.append((inputs, job.output, OPTIONS[kind]))
+        first_folder = job.output.split("/")[0]
+        expected_jobs.append((inputs, job.output, OPTIONS[first_folder]))
     assert sorted(printed_jobs) == sorted(expected_jobs), printed
 
+
+@pytest.mark.parametrize("cells", JOBS)
+def test_a_cluster_has_no_job_for_a_file_that_exists(cells, tmp_path):
     first_output = JOBS[cells][0].output
     existing_file = tmp_path / first_output
     existing_file.parent.mkdir(parents=True)

@@ -73,22 +73,27 @@ def make_run(folder, data, recipe="multi30k_cpu", flags=()):
 def test_perplexity_by_word(tmp_path):
     """The perplexity by word is computed by hand.
 
-    There are 3 words and 1 line end, in 6 pieces of 2 bits each. They are 12 bits, 3 for each of the four.
+    There are 3 words and 1 line end, in 6 pieces of 2 bits each. They are 12 bits, 3 for each of the four, so that the
+    perplexity is 2 ** 3.
     """
+    block_size = 128  # --tokens-per-sample of the recipe ptb_cpu
     log = "Evaluated {} tokens in 0.1s (1 tokens/s)\n| Loss (base 2): 2.0000, Perplexity: 4.00\n"
     write(tmp_path / "text" / "test.txt", ["a bcd ef"])
     write(tmp_path / "sub" / "test.txt", ["a b@@ cd e@@ f"])
     scorer = make_scorer("language_modeling", tmp_path, "ptb_cpu")
     scores = scorer.read_scores(log.format(6), tmp_path)
     assert scores["ppl"]["score"] == 8
-    assert scores["ppl"]["signature"] == "words+lines:4|tokens:6|block:128|context:0"
-    assert scores["token_ppl"]["score"] == 4
+    # The recipe has a context window of 0.
+    assert scores["ppl"]["signature"] == f"words+lines:4|tokens:6|block:{block_size}|context:0"
+    assert scores["token_ppl"]["score"] == 4  # 2 bits
     with_no_score = "contains no score"
     assert_refused(lambda _argv: scorer.read_scores("", tmp_path), part=with_no_score)
     with_too_few_tokens = "5 of 6 tokens; .*--tokens-per-sample"
     assert_refused(lambda _argv: scorer.read_scores(log.format(5), tmp_path), part=with_too_few_tokens)
-    command = scorer.command("a", "b", 64)
-    assert command[-2] == 128  # a batch has room for a block
+
+    # A batch has room for a block, even if it is asked to be smaller.
+    command = scorer.command(checkpoint="a", out="b", max_tokens=64)
+    assert command[-3:-1] == ["--max-tokens", block_size]
 
 
 @pytest.mark.parametrize("loss", ["2.885", "3.5 | nll_loss 2.885"])
@@ -189,7 +194,11 @@ def test_meteor_has_no_score_without_a_java_that_runs_it(without_java, tmp_path,
 
 
 def test_meteor_is_given_text_without_bars(tmp_path, monkeypatch):
-    """Bars are removed from the text, because three bars separate the fields of METEOR's input."""
+    """Bars are removed from the text, because three bars separate the fields of METEOR's input.
+
+    The text is also put in lower case. METEOR itself, a program in Java, is replaced. As there is no METEOR
+    without a program named java, the test makes one, which does nothing.
+    """
     from pycocoevalcap.meteor.meteor import Meteor
 
     scored_texts = []
@@ -205,12 +214,15 @@ def test_meteor_is_given_text_without_bars(tmp_path, monkeypatch):
     monkeypatch.setattr(Meteor, "__init__", lambda self: None)
     monkeypatch.setattr(Meteor, "__del__", lambda self: None)
     monkeypatch.setattr(Meteor, "compute_score", compute_score)
-    assert metrics.score_free_text(["a ||| B", ""], ["a b", "c"])["meteor"]["score"] == 50
+    scores = metrics.score_free_text(outputs=["a ||| B", ""], references=["a b", "c"])
+    assert scores["meteor"]["score"] == 50  # 0.5 in percent
     assert scored_texts == [{0: ["a b"], 1: [""]}]
 
 
 @pytest.mark.parametrize("outputs, references, groups, labels, scores", [
     # An answer that is no label is wrong for every metric, and is counted. It is no class of its own.
+    # For example, one of four answers is right, which is 25 %. For the label yes, 1 of the 3 answers is right and 1 of
+    # the 2 references is found, so that F1 is 40. For the label no, F1 is 0, and the mean of both, macro_f1, is 20.
     ("yes yes maybe yes", "yes no yes no", "", ["no", "yes"],
      {"accuracy": 25, "f1": 40, "macro_f1": 20, "matthews": -57.74, "no_label": 1}),
     ("yes no maybe yes", "yes no yes no", "", ["no", "yes"], {"macro_f1": 58.33, "no_label": 1}),
@@ -222,7 +234,10 @@ def test_meteor_is_given_text_without_bars(tmp_path, monkeypatch):
     ("a b", "a a", "dev_matched dev_mismatched", ["a", "b"], {"matched": 100, "mismatched": 0, "no_label": 0}),
 ])  # fmt: skip
 def test_scores_of_answers(outputs, references, groups, labels, scores):
-    """The outputs, the references and the groups of examples are given as words of a string. Groups may be missing."""
+    """The outputs, the references and the groups of examples are given as words of a string. Groups may be missing.
+
+    The scores are {metric: its score in percent}. Answers without a label are counted in all cases, as "no_label".
+    """
     answers = []
     words_of_answers = itertools.zip_longest(outputs.split(), references.split(), groups.split(), fillvalue="")
     for output, reference, group in words_of_answers:
@@ -258,24 +273,64 @@ def test_mcnemars_test_of_labels(tmp_path):
     assert scorer.test_significance(["b"], ["b"], ["a"])["p_value"] == 1
 
 
-@pytest.mark.parametrize(
-    "corpus, right_answers, before, after, references, metric",
-    [
-        # Capitals do not count.
-        ("rte", [[]] * 4, ["x"] * 4, ["Entailment", "Not_entailment"] * 2, ["entailment", "not_entailment"] * 2, "acc"),
-        # The right answers of STS-B are the numbers before they were rounded.
-        ("stsb", [["1.1"], ["2.3"], ["4.0"]], ["3.0"] * 3, ["1.1", "2.3", "4.0"], ["1.2", "2.2", "4.0"], "Pearson"),
-        ("aeslc", [[]] * 3, ["x"] * 3, ["a b", "c", "d"], ["a b", "c", "d"], "ROUGE-L"),
-    ],
-)
-def test_runs_are_compared_in_the_first_metric_of_the_corpus(
-    corpus, right_answers, before, after, references, metric, tmp_path
-):
-    lines = [json.dumps(["", answers]) for answers in right_answers]
+class Comparison(NamedTuple):
+    """The outputs of a wrong run and of a perfect run, which are compared.
+
+    Attributes:
+        corpus: a corpus of the catalog.
+        references: the reference of each example.
+        wrong_outputs: an output for each example. Their score is 0.
+        perfect_outputs: an output for each example. Their score is 100.
+        metric: the beginning of the name of the metric.
+        right_answers: for each example a list of the right answers, if they are not the reference alone.
+    """
+
+    corpus: str
+    references: list[str]
+    wrong_outputs: list[str]
+    perfect_outputs: list[str]
+    metric: str
+    right_answers: list[list[str]]
+
+
+COMPARISONS = [
+    # Capitals do not count.
+    Comparison(
+        "rte",
+        references=["entailment", "not_entailment", "entailment", "not_entailment"],
+        wrong_outputs=["x", "x", "x", "x"],
+        perfect_outputs=["Entailment", "Not_entailment", "Entailment", "Not_entailment"],
+        metric="acc",
+        right_answers=[[], [], [], []],
+    ),
+    # The right answers of STS-B are the numbers before they were rounded. Equal numbers have no correlation with them.
+    Comparison(
+        "stsb",
+        references=["1.2", "2.2", "4.0"],
+        wrong_outputs=["3.0", "3.0", "3.0"],
+        perfect_outputs=["1.1", "2.3", "4.0"],
+        metric="Pearson",
+        right_answers=[["1.1"], ["2.3"], ["4.0"]],
+    ),
+    Comparison(
+        "aeslc",
+        references=["a b", "c", "d"],
+        wrong_outputs=["x", "x", "x"],
+        perfect_outputs=["a b", "c", "d"],
+        metric="ROUGE-L",
+        right_answers=[[], [], []],
+    ),
+]
+
+
+@pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.corpus)
+def test_runs_are_compared_in_the_first_metric_of_the_corpus(comparison, tmp_path):
+    """The baseline, whose outputs are wrong, has the score 0, and the other run 100. So few examples prove little."""
+    lines = [json.dumps(["", answers]) for answers in comparison.right_answers]
     write(tmp_path / "test.answers", lines)
-    scorer = make_scorer("text_to_text", tmp_path, corpus=corpus)
-    test = scorer.test_significance(before, after, references)
-    assert test["metric"].startswith(metric)
+    scorer = make_scorer("text_to_text", tmp_path, corpus=comparison.corpus)
+    test = scorer.test_significance(comparison.wrong_outputs, comparison.perfect_outputs, comparison.references)
+    assert test["metric"].startswith(comparison.metric)
     assert test["baseline"] == 0
     assert test["score"] == 100
     assert test["p_value"] < 0.3
@@ -320,39 +375,68 @@ def damage(share, text_lines, rng):
     return damaged_lines
 
 
-def test_the_bootstrap(tmp_path):
-    """The test is two-sided, has 10,000 resamples, and is what its definition gives with sacreBLEU's scores."""
+class TwoSystems(NamedTuple):
+    """Sentences and their translations by two systems, one of which is a little better."""
+
+    references: list[str]
+    better_outputs: list[str]  # with about 30 % of wrong words
+    worse_outputs: list[str]  # with about 35 % of wrong words
+
+
+def make_two_systems():
+    """Returns `TwoSystems` for 40 sentences. They are the same in each call."""
     rng = random.Random(2)
-    scorer = make_scorer("translation", tmp_path, lowercase=True)
     references = make_references(rng)[:40]
-    before = damage(0.3, references, rng)
-    after = damage(0.35, references, rng)
+    better_outputs = damage(0.3, references, rng)
+    worse_outputs = damage(0.35, references, rng)
+    return TwoSystems(references, better_outputs, worse_outputs)
 
-    def compute_bleu(outputs, numbers):
-        """Returns BLEU of the sentences with these numbers."""
-        chosen_outputs = [outputs[number] for number in numbers]
-        chosen_references = [references[number] for number in numbers]
-        return scorer.bleu().corpus_score(chosen_outputs, [chosen_references]).score
 
-    test = scorer.test_significance(before, after, references)
-    assert test["baseline"] == round(compute_bleu(before, range(40)), 2)
-    assert test["score"] == round(compute_bleu(after, range(40)), 2)
-    assert 0.05 < test["p_value"] < 0.9
+def compute_bleu(scorer, outputs, references):
+    """Returns the BLEU of some outputs, without rounding."""
+    return scorer.bleu().corpus_score(outputs, [references]).score
+
+
+def test_the_bootstrap_has_the_scores_of_both_systems_and_is_two_sided(tmp_path):
+    """The signature says that there are 10,000 resamples, and that case does not count."""
+    scorer = make_scorer("translation", tmp_path, lowercase=True)
+    references, better_outputs, worse_outputs = make_two_systems()
+    test = scorer.test_significance(better_outputs, worse_outputs, references)
+    assert test["baseline"] == round(compute_bleu(scorer, better_outputs, references), 2)
+    assert test["score"] == round(compute_bleu(scorer, worse_outputs, references), 2)
     assert "case:lc" in test["signature"]
     assert "|samples:10000|" in test["signature"]
-    test_of_exchanged_outputs = scorer.test_significance(after, before, references)
-    assert test_of_exchanged_outputs["p_value"] == test["p_value"]
+    test_of_exchanged_systems = scorer.test_significance(worse_outputs, better_outputs, references)
+    assert test_of_exchanged_systems["p_value"] == test["p_value"]
+
+
+def test_the_p_value_of_the_bootstrap_is_what_its_definition_gives(tmp_path):
+    """A sample has as many sentences as the test set, each drawn at random, so that some of them are there twice.
+
+    The p value is the share of the samples in which the difference of the systems is as far from the measured
+    difference as this is from 0. Here, the share is computed with sacreBLEU's scores of fewer samples.
+    """
+    scorer = make_scorer("translation", tmp_path, lowercase=True)
+    references, better_outputs, worse_outputs = make_two_systems()
+    test = scorer.test_significance(better_outputs, worse_outputs, references)
+    assert 0.05 < test["p_value"] < 0.9  # near 0 or 1, the comparison below would prove little
 
     measured_difference = test["score"] - test["baseline"]
+    num_sentences = len(references)
     num_samples = 400
-    num_as_large = 0
-    samples = numpy.random.default_rng(7).integers(40, size=(num_samples, 40))
+    num_as_far = 0
+    samples = numpy.random.default_rng(7).integers(num_sentences, size=(num_samples, num_sentences))
     for numbers in samples:
-        difference = compute_bleu(after, numbers) - compute_bleu(before, numbers)
+        sample_references = [references[number] for number in numbers]
+        better_bleu = compute_bleu(scorer, [better_outputs[number] for number in numbers], sample_references)
+        worse_bleu = compute_bleu(scorer, [worse_outputs[number] for number in numbers], sample_references)
+        difference = worse_bleu - better_bleu
         if abs(difference - measured_difference) >= abs(measured_difference):
-            num_as_large += 1
+            num_as_far += 1
+    expected_p_value = num_as_far / num_samples
+    # The standard error of a share p of n samples is root(p (1 - p) / n), which is largest for p = 1/2.
     largest_standard_error = (0.25 / num_samples) ** 0.5
-    assert abs(num_as_large / num_samples - test["p_value"]) < 4 * largest_standard_error
+    assert abs(expected_p_value - test["p_value"]) < 4 * largest_standard_error
 
 
 def test_the_p_value_of_a_large_difference_is_small_enough_for_any_correction(tmp_path):
@@ -386,15 +470,17 @@ def test_no_difference_is_not_significant(before, after, tmp_path):
 
 @pytest.fixture
 def refusing_run(tmp_path, monkeypatch):
-    """Returns a run on data, in which each command that evaluates it fails, and its error message is the command.
+    """Returns the folder of a run on data, which a test evaluates.
 
-    The command also checks that no second evaluation can begin.
+    Each command of the evaluation is replaced by one that fails, with the command itself as its error message, so that
+    a test can read it there. It also checks that no second evaluation can begin meanwhile.
     """
     data = make_data(tmp_path / "data", subwords="bpe", lowercase=None)
     write(data / "test.de", ["eins"])
 
     def run_command(argv, log):
         """Takes the place of `score.run_command`."""
+        # The evaluation holds its lock, so that it cannot be locked again.
         with pytest.raises(steps.Busy), steps.locked(log.parent / ".evaluation.lock"):
             pass
         raise steps.UserError(" ".join(map(str, argv)))
@@ -404,20 +490,27 @@ def refusing_run(tmp_path, monkeypatch):
 
 
 def test_a_baseline_has_to_be_evaluated_on_the_same_test_set(refusing_run, tmp_path):
-    data = tmp_path / "data"
+    """A refused call leaves only hidden files and logs beside what was there, the file run.json."""
+    references = tmp_path / "data" / "test.de"  # the fixture has written it
     base = tmp_path / "base"
     base.mkdir()
+
+    # The baseline has no scores.
     not_evaluated = f"--baseline {base}: not scored yet; run evaluate.sh {base} first"
     assert_refused(score.main, refusing_run, "--baseline", base, part=not_evaluated)
 
-    steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(data / "test.de")})
-    averages = "average_checkpoints.py .*--num-update-checkpoints 5"  # the next step
+    # The baseline has scores on the same references. It is accepted: the evaluation begins. Its first command, which
+    # averages checkpoints, fails.
+    steps.dump(base / "evaluation" / "scores.json", {"references": text.digest(references)})
+    averages = "average_checkpoints.py .*--num-update-checkpoints 5"
     assert_refused(score.main, refusing_run, "--baseline", base, part=averages)
 
-    write(data / "test.de", ["zwei"])
+    # The references have changed since the baseline was scored.
+    write(references, ["zwei"])
     advice = f"call evaluate.sh {base} --test DIR, then this command"
     other_test_set = f"--baseline {base}: scored on another test set; {advice}"
     assert_refused(score.main, refusing_run, "--baseline", base, part=other_test_set)
+
     left_files = []
     for path in refusing_run.iterdir():
         is_log = path.suffix == ".log"
@@ -505,7 +598,11 @@ def test_a_test_sentence_that_is_too_long_is_refused_with_what_evaluate_can_do(e
     too_long = "test.de: line 2 of the test set has 1025 tokens, the model takes 1024; .*evaluate.sh .*/run --test DIR"
     assert_refused(score.main, run, part=too_long)
     assert not evaluated.commands
-    make_run(run, data, flags=["--max-source-positions", "1100", "--max-target-positions=1100"])
+
+    # With higher limits among the flags of the run, the sentence is not too long. The evaluation goes on to its first
+    # command, which has these limits and fails, as the fixture lets all commands fail ("it said nothing").
+    two_ways_to_write_a_flag = ["--max-source-positions", "1100", "--max-target-positions=1100"]
+    make_run(run, data, flags=two_ways_to_write_a_flag)
     assert_refused(score.main, run, "--average", "0", part="it said nothing")
     first_command = evaluated.commands[0]
     assert "--max-source-positions 1100 --max-target-positions 1100" in first_command
@@ -537,50 +634,76 @@ def test_flags_that_change_the_input_or_the_number_of_lines_are_refused(flags, p
     assert_refused(translate.main, evaluated.run, "--", *words, part=part.format(file=file))
 
 
+def find_test_source(data, file_name):
+    """Returns the file with the source side of the test set of a prepared corpus, as it was before it was lowercased.
+
+    Text that was given as a folder is in the folder text beside the data. Text that prepare.sh has read from another
+    form, such as a table, is in the folder raw of the data.
+    """
+    given_text = data.parent / "text" / file_name
+    if given_text.exists():
+        return given_text
+    return data / "raw" / file_name
+
+
 @pytest.mark.parametrize("name", ["wmt", "pieces", "mails", "dialogues"])
-def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus, tmp_path, monkeypatch, capsys):
-    """translate.sh splits its input as prepare.sh splits a test set, and fairseq-interactive splits nothing itself."""
+def test_text_to_translate_is_split_as_prepared_text(name, prepared_corpus):
+    """translate.sh splits its input as prepare.sh splits a test set."""
     data = prepared_corpus(name)
     settings = steps.load(data / "settings.json")
     file_name = f"test.{settings['src']}"
-    source = data.parent / "text" / file_name  # before it was lowercased
-    if not source.exists():
-        source = data / "raw" / file_name
-    prepared_lines = translate.prepare_sentences(source.read_text(), settings, data)
+    source_text = find_test_source(data, file_name).read_text()
+    prepared_lines = translate.prepare_sentences(source_text, settings, data)
     assert prepared_lines == list(text.lines(data / "sub" / file_name))
 
-    monkeypatch.setenv("DRY_RUN", "1")
+
+@pytest.mark.parametrize("name", ["wmt", "pieces", "mails", "dialogues"])
+def test_fairseq_interactive_splits_nothing_itself(name, prepared_corpus, tmp_path, monkeypatch, capsys):
+    """translate.sh calls fairseq-interactive with flags that name no tokeniser and no subwords."""
+    data = prepared_corpus(name)
+    monkeypatch.setenv("DRY_RUN", "1")  # the command is printed only, as "+ fairseq-interactive FLAGS"
     run = make_run(tmp_path / "run", data, "pairs_cpu")
     translate.main([str(run)])
     printed_command = capsys.readouterr().err.splitlines()[-1]
-    _plus, _fairseq_interactive, *flags = shlex.split(printed_command)
+    flags = shlex.split(printed_command)[2:]
     parser = options.get_interactive_generation_parser()
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, flags))
     assert encoders.build_tokenizer(cfg.tokenizer) is None
     assert encoders.build_bpe(cfg.bpe) is None
 
 
-def test_a_lone_beginning_of_a_word_stays_at_a_cut(prepared_corpus):
-    """The input is cut behind such a piece and keeps it, as fairseq would not find it anew in the text that is cut."""
-    data = prepared_corpus("pieces")
+WORD_BEGINNING = "\u2581"  # SentencePiece's sign for the beginning of a word
+
+
+def find_line_with_lone_beginning(data):
+    """Returns a training line and its pieces, one of which, behind the first, is the sign `WORD_BEGINNING` alone."""
     split = subwords.make_piece_splitter(data / "pieces.model")
-    word_beginning = "\u2581"
     for line in text.lines(data / "text" / "train.en"):
         pieces = split(line)
-        if word_beginning in pieces[1:]:
-            break
-    num_pieces = pieces.index(word_beginning, 1) + 1
+        if WORD_BEGINNING in pieces[1:]:
+            return line, pieces
+    raise AssertionError("no training line has such a piece")
+
+
+def test_a_lone_beginning_of_a_word_stays_at_a_cut(prepared_corpus):
+    """A word may begin with a piece that is only the sign for its beginning. A line that is cut behind it keeps it.
+
+    If the text that remains were split into pieces anew, there would be no such piece at its end.
+    """
+    data = prepared_corpus("pieces")
+    line, pieces = find_line_with_lone_beginning(data)
+    num_pieces = pieces.index(WORD_BEGINNING, 1) + 1
     settings = {
         "src": "en",
         "tgt": "de",
         "lowercase": True,
         "subwords": "sentencepiece",
-        "keep-end": None,
+        "keep-end": None,  # the beginning is kept
         "truncate-source": num_pieces + 1,  # with the end-of-sentence symbol
     }
     (prepared_line,) = translate.prepare_sentences(line, settings, data)
     assert prepared_line.split() == pieces[:num_pieces]
-    assert prepared_line.endswith(f" {word_beginning}")
+    assert prepared_line.endswith(f" {WORD_BEGINNING}")
 
 
 class Translator:

@@ -51,14 +51,15 @@ def test_recipe_py_names_the_commands_there_are():
 def test_setup_says_that_it_is_done_and_what_is_next(tmp_path):
     """The test uses a copy, because setup.sh would install everything here if the tests run in another environment."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    versions = b""
+    contents = b""  # of the files that say what setup.sh installs, in the order in which setup.sh reads them
     for name in ("setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-        versions += (ROOT / name).read_bytes()
+        contents += (ROOT / name).read_bytes()
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
-    # this file says which versions are installed, and where
-    digest = hashlib.sha256(versions).hexdigest()
+    # setup.sh installs nothing if this file has the folder and the digest of those files. It takes the digest from
+    # `cat ... | sha256sum`, which prints two blanks and a dash behind it.
+    digest = hashlib.sha256(contents).hexdigest()
     (tmp_path / ".venv" / "installed").write_text(f"{tmp_path} {digest}  -\n")
 
     done = run_script(tmp_path / "scripts" / "setup.sh")
@@ -136,24 +137,34 @@ def test_curves_are_drawn_of_runs_with_and_without_scores(tmp_path):
 
 @pytest.fixture(scope="session")
 def example(make_once, prepared_corpus):
-    """A folder that make_example.py has made of a small run, and the run."""
+    """Returns a folder with a small run in `run`, and with what make_example.py has made of it in `example`."""
 
     def make(folder):
+        """Trains a model for 4 updates with a checkpoint after every 2, and averages both checkpoints."""
         import make_example
 
-        flags = {**small_model_flags("encoder", "decoder"), "warmup-updates": "2", "validate-after-updates": "0"}
-        argv = [prepared_corpus("wmt"), "random_vanilla", "--save-dir", folder / "run", "--max-update", "4"]
-        argv += ["--save-every", "2", "--", *steps.as_arguments(flags), "--validate-interval-updates", "2"]
+        run = folder / "run"
+        options_of_train_sh = ["--save-dir", str(run), "--max-update", "4", "--save-every", "2"]
+        flags_of_fairseq_train = {
+            **small_model_flags("encoder", "decoder"),
+            "warmup-updates": "2",
+            "validate-after-updates": "0",
+            "validate-interval-updates": "2",
+        }
+        argv = [str(prepared_corpus("wmt")), "random_vanilla", *options_of_train_sh]
+        argv += ["--", *steps.as_arguments(flags_of_fairseq_train)]
+        # The programs that train.sh and evaluate.sh call are run in this process, which is faster.
         with run_programs_in_process(), pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OMP_NUM_THREADS", "1")
-            train.main([*map(str, argv)])
-            score.main([str(folder / "run"), "--average", "2"])
-        run_cli(make_example.main, folder / "run", folder / "example")
+            patch.setenv("OMP_NUM_THREADS", "1")  # one thread is enough for so small a model
+            train.main(argv)
+            score.main([str(run), "--average", "2"])
+        run_cli(make_example.main, run, folder / "example")
 
     return make_once("example", make)
 
 
 def translate_by(run, text, monkeypatch, capsys):
+    """Returns what translate.sh prints for a text."""
     capsys.readouterr()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     translate.main([str(run), "--beam", "1", "--", "--max-len-b", "9"])
@@ -161,22 +172,40 @@ def translate_by(run, text, monkeypatch, capsys):
 
 
 def test_an_example_translates_as_its_run_and_names_no_folder(example, programs_in_process, monkeypatch, capsys):
+    """The example is smaller than its run: it has weights in half precision and a short card, and no other files."""
+    run = example / "run"
+    example_folder = example / "example"
+    files = [path for path in example_folder.rglob("*") if path.is_file()]
+
+    # It translates a line as its run does.
     text = "a dog\n"
-    translation = translate_by(example / "example", text, monkeypatch, capsys)
-    assert translation == translate_by(example / "run", text, monkeypatch, capsys) and translation.count("\n") == 1
-    checkpoint = example / "example" / "checkpoint_best.pt"
+    translation = translate_by(example_folder, text, monkeypatch, capsys)
+    assert translation == translate_by(run, text, monkeypatch, capsys)
+    assert translation.count("\n") == 1
+
+    # Its weights are in half precision, and its checkpoint has little else.
+    checkpoint = example_folder / "checkpoint_best.pt"
     weights = torch.load(checkpoint, weights_only=False)["model"]
-    assert all(weight.dtype != torch.float32 for weight in weights.values())
-    average = example / "run" / "evaluation" / "checkpoint_avg.pt"
+    for name, weight in weights.items():
+        assert weight.dtype != torch.float32, name
+    average = run / "evaluation" / "checkpoint_avg.pt"
     assert checkpoint.stat().st_size < average.stat().st_size / 2
-    for path in (example / "example").rglob("*"):
-        assert path.is_dir() or str(example).encode() not in path.read_bytes(), path
-    card = (example / "example" / "README.md").read_text()
-    assert "- BLEU: " in card and "scripts/train.sh DATA_DIR" in card and len(card.splitlines()) < 25
-    names = {path.name for path in (example / "example").rglob("*") if path.is_file()}
-    assert names <= {"README.md", "run.json", "settings.json", "done", "codes", "checkpoint_best.pt"} | {
-        path.name for path in (example / "example" / "prepared" / "bin").glob("dict.*.txt")
-    }
+
+    # None of its files names a folder of the machine that has made it.
+    for path in files:
+        assert str(example).encode() not in path.read_bytes(), path
+
+    # Its card says how good it is and how it was trained.
+    card = (example_folder / "README.md").read_text()
+    assert "- BLEU: " in card
+    assert "scripts/train.sh DATA_DIR" in card
+    assert len(card.splitlines()) < 25
+
+    # It has only the files that translating needs.
+    expected_names = {"README.md", "run.json", "settings.json", "done", "codes", "checkpoint_best.pt"}
+    expected_names |= {path.name for path in (example_folder / "prepared" / "bin").glob("dict.*.txt")}
+    names = {path.name for path in files}
+    assert names <= expected_names
 
 
 def test_an_example_is_a_model_for_python(example):
@@ -211,18 +240,23 @@ def test_single_tests_run_without_workers(keyword, arguments, num_workers, reque
     assert find_conftest(request).pytest_xdist_auto_num_workers(config) == num_workers
 
 
+LEAVE_OUT = True  # the result of the hook pytest_ignore_collect for a file that is not read
+LET_PYTEST_DECIDE = None  # its result for a file that is read, as it would be without this hook
+
+
 @pytest.mark.parametrize(
     "keyword, result",
     [
-        ("test_average", True),  # the file is left out
-        ("test_boat", None),  # pytest decides, as it would without this hook
-        ("test_BOAT", None),
-        ("average", None),  # may be part of a parameter, which does not occur in the file
-        ("test_train", None),  # the name of a file
-        ("", None),
+        ("test_average", LEAVE_OUT),  # does not occur in the file
+        ("test_boat", LET_PYTEST_DECIDE),  # occurs in the file
+        ("test_BOAT", LET_PYTEST_DECIDE),  # occurs in the file, as -k takes capitals for small letters
+        ("average", LET_PYTEST_DECIDE),  # may be part of a parameter, which does not occur in the file
+        ("test_train", LET_PYTEST_DECIDE),  # may be the name of a file: there is tests/test_train.py
+        ("", LET_PYTEST_DECIDE),  # all tests are asked for
     ],
 )
 def test_files_without_the_name_of_the_test_are_left_out(keyword, result, tmp_path, request):
+    """With `pytest -k test_NAME`, a file is not imported if the name is not in it. A folder is never left out."""
     file = tmp_path / "test_ships.py"
     file.write_text("def test_boat(): pass")
     config = SimpleNamespace(option=SimpleNamespace(keyword=keyword))

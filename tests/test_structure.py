@@ -55,12 +55,22 @@ def read_imports(name, path, modules):
 
 
 def read_import_from(node, package, modules):
-    """Returns the modules that ``from X import Y, Z`` imports in a package: X.Y where this is a module, else X."""
-    base = node.module or ""
-    if node.level:
-        parents = package.split(".")
-        kept = len(parents) - (node.level - 1)  # one dot is the package itself, and each further dot is one level up
-        base = ".".join([*parents[:kept], *filter(None, [node.module])])
+    """Returns the modules that ``from X import Y, Z`` imports: X.Y where this is a module, else X.
+
+    Args:
+        node: the statement in Python's syntax tree. It has the number of dots before X as `level`.
+        package: the package of the module that has the statement. In the package p.q, ``from .a import b`` imports from
+            p.q.a, and ``from ..a import b`` from p.a.
+        modules: the dotted names of all modules.
+    """
+    base = node.module or ""  # is missing in ``from . import b``
+    if node.level > 0:
+        folders = package.split(".")
+        num_folders = len(folders) - (node.level - 1)  # one dot is the package itself
+        parts = folders[:num_folders]
+        if base:
+            parts.append(base)
+        base = ".".join(parts)
     imported = set()
     for alias in node.names:
         full_name = f"{base}.{alias.name}"

@@ -3,14 +3,13 @@
 import tarfile
 
 import pytest
-from helpers import (
-    assert_refused,
-)
+from helpers import assert_refused
 from small_text import write
 
 from recipes import prepare, talks, text
 
 SETS = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+# tags at the beginning of a talk; the real files, too, have other tags in English than in German
 TAGS = {
     "de": ["<url>http://x</url>", "<keywords>a, b</keywords>"],
     "en": ["<url>http://x</url>", "<speaker>X</speaker>"],
@@ -19,17 +18,33 @@ TAGS = {
 
 @pytest.fixture
 def archive(tmp_path):
-    """A folder with de-en.tgz: two talks of 30 sentences for training, and two sentences in each other file."""
+    """Returns a folder with de-en.tgz: two talks of 30 sentences for training, and two sentences in each other file.
+
+    The English training file begins with these lines. The other talk is named B, and has the same talkid:
+
+        <url>http://x</url>
+        <speaker>X</speaker>
+        <talkid>1</talkid>
+        <title>Title A</title>
+        <description>this is Sentence of A</description>
+         this is Sentence A 0
+         this is Sentence A 1
+
+    The other files have sentences such as "this is Sentence & TED.dev2010 1" in XML.
+    """
     folder = tmp_path / "de-en"
     for language, words in (("de", "das ist Satz"), ("en", "this is Sentence")):
         lines = []
         for talk in ("A", "B"):
-            # the metadata differ in number between the languages; titles and descriptions do not
-            lines += [*TAGS[language], "<talkid>1</talkid>", f"<title>Title {talk}</title>"]
-            lines += [f"<description>{words} of {talk}</description>", *(f" {words} {talk} {i} " for i in range(30))]
+            lines += TAGS[language]  # their kinds differ between the languages
+            lines.append("<talkid>1</talkid>")
+            lines.append(f"<title>Title {talk}</title>")
+            lines.append(f"<description>{words} of {talk}</description>")
+            for number in range(30):
+                lines.append(f" {words} {talk} {number} ")
         write(folder / f"train.tags.de-en.{language}", lines)
         for name in SETS:
-            segments = [f'<seg id="{i}"> {words} &amp; {name} {i} </seg>' for i in (1, 2)]
+            segments = [f'<seg id="{number}"> {words} &amp; {name} {number} </seg>' for number in (1, 2)]
             xml = [
                 '<?xml version="1.0" encoding="UTF-8"?>',
                 "<mteval>",
@@ -45,6 +60,11 @@ def archive(tmp_path):
 
 
 def test_sentences_are_divided_as_fairseq_divides_them(archive, tmp_path):
+    """Every 23rd line of the training text is for validation. All other files together are the test set.
+
+    The training text has 64 lines: of each of the talks A and B the title, the description and 30 sentences, which are
+    numbered from 0. The test set has two sentences of each of the `SETS`, such as "this is Sentence & TED.dev2010 1".
+    """
     for side in ("de", "en"):
         folder = archive.parent / "de-en"
         files = {"train": [folder / f"train.tags.de-en.{side}"]}
@@ -52,14 +72,23 @@ def test_sentences_are_divided_as_fairseq_divides_them(archive, tmp_path):
         talks.write_talks(files, tmp_path / "raw", side)
     sentences = {name: list(text.lines(tmp_path / "raw" / name)) for name in ("train.en", "valid.en", "test.en")}
     assert sentences["train.en"][:3] == ["Title A", "this is Sentence of A", "this is Sentence A 0"]
-    assert sentences["valid.en"] == ["this is Sentence A 20", "this is Sentence B 11"]  # the 23rd and the 46th line
-    assert len(sentences["train.en"]) == 62
-    assert sentences["test.en"][:2] == [f"this is Sentence & TED.dev2010 {i}" for i in (1, 2)]
-    assert [line.split()[-2] for line in sentences["test.en"][::2]] == list(SETS)
-    for split in ("train", "valid", "test"):  # the languages stay side by side
-        german = list(text.lines(tmp_path / "raw" / f"{split}.de"))
-        english = [line.replace("this is Sentence", "das ist Satz") for line in sentences[f"{split}.en"]]
-        assert german == english
+    # The 23rd line is the 21st sentence of A. The 46th line is the 14th of B, its 12th sentence.
+    assert sentences["valid.en"] == ["this is Sentence A 20", "this is Sentence B 11"]
+    assert len(sentences["train.en"]) == 62  # 64 lines without the two of the validation set
+
+    test_sentences = sentences["test.en"]
+    assert test_sentences[:2] == ["this is Sentence & TED.dev2010 1", "this is Sentence & TED.dev2010 2"]
+    first_sentence_of_each_set = test_sentences[::2]
+    names_of_sets = [sentence.split()[-2] for sentence in first_sentence_of_each_set]
+    assert names_of_sets == list(SETS)
+
+    # Line by line, the German sentences are the translations of the English ones.
+    for split in ("train", "valid", "test"):
+        german_sentences = list(text.lines(tmp_path / "raw" / f"{split}.de"))
+        expected_sentences = []
+        for english_sentence in sentences[f"{split}.en"]:
+            expected_sentences.append(english_sentence.replace("this is Sentence", "das ist Satz"))
+        assert german_sentences == expected_sentences
 
 
 @pytest.mark.usefixtures("programs_in_process")

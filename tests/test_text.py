@@ -112,17 +112,27 @@ def make_task_files(form):
     """Returns {name: contents} of the files of a task, given by a key of TASK_ROWS.
 
     All files have the same row. The training set has it twice, because one example is held out.
+
+    Args:
+        form: the name of a task, which a comma and the name of a case may follow, such as "wsc, noun in the pronoun".
     """
     task = form.split(",")[0]
     row = TASK_ROWS[form].row
-    is_table = isinstance(row, str)
-    text = row if is_table else json.dumps(row)
-    row_without_heading = text.split("\n")[-1]
-    default_names = ("train.tsv", "dev.tsv") if is_table else ("train.jsonl", "val.jsonl")
+    if isinstance(row, str):  # a table: a line of headings, which some tasks do not have, and the row
+        contents = row
+        last_line = row.split("\n")[-1]
+        default_names = ("train.tsv", "dev.tsv")
+    else:  # a JSON object
+        contents = json.dumps(row)
+        last_line = contents
+        default_names = ("train.jsonl", "val.jsonl")
     files = {}
     for name in FILE_NAMES.get(task, default_names):
         is_training_set = "train" in name
-        files[name] = f"{text}\n{row_without_heading}" if is_training_set else text
+        if is_training_set:
+            files[name] = f"{contents}\n{last_line}"
+        else:
+            files[name] = contents
     return files
 
 
@@ -184,8 +194,18 @@ def test_text_without_any_pair_is_refused(prefixes, tmp_path):
     "total_words, block_size, density, span_length", [(103, 20, 0.15, 3), (38, 7, 0.9, 1), (3, 64, 0.15, 3)]
 )
 def test_source_and_spans_together_are_the_text(tmp_path, total_words, block_size, density, span_length):
-    """A block goes over the ends of lines; a text that is shorter than a block is one block."""
-    words = [f"w{i}" for i in range(total_words)]
+    """A block goes over the ends of lines; a text that is shorter than a block is one block.
+
+    The words behind the last whole block of a longer text are left out. In each block, the share `density` of the words
+    is removed, in spans of `span_length` words on average. But at least one word is removed and one word stays, and
+    between two spans there is a word that stays.
+    """
+
+    def clamp(number, lowest, highest):
+        """Returns the number, or the nearest bound if it is out of bounds."""
+        return min(max(number, lowest), highest)
+
+    words = [f"w{number}" for number in range(total_words)]
     write(tmp_path / "text", [words[0], words[1], " ".join(words[2:])])
     pairs.corrupt_spans(
         tmp_path / "text",
@@ -205,9 +225,10 @@ def test_source_and_spans_together_are_the_text(tmp_path, total_words, block_siz
             restored = restored.replace(sentinel, span)
         assert restored.split() == expected_words
 
+        num_words = len(expected_words)
         num_removed = sum(len(span.split()) for span in spans.values())
-        assert num_removed == min(max(round(len(expected_words) * density), 1), len(expected_words) - 1)
-        assert len(spans) == min(max(round(num_removed / span_length), 1), len(expected_words) - num_removed)
+        assert num_removed == clamp(round(num_words * density), lowest=1, highest=num_words - 1)
+        assert len(spans) == clamp(round(num_removed / span_length), lowest=1, highest=num_words - num_removed)
 
 
 # ---- examples with a source and a target
@@ -220,24 +241,37 @@ def write_multirc(path, paragraphs, questions):
 
 
 def test_multirc_has_an_example_for_each_answer_and_holds_out_whole_paragraphs(tmp_path):
+    """The training text has 20 paragraphs, each in two rows, which stay together. The test set has the last of them.
+
+    Each row becomes 10 examples: 5 questions with two answers each. Tags become blanks.
+    """
     answers = [{"text": "Ann", "label": 1}, {"text": "Eve", "label": 0}]
-    questions = [{"question": f"Who {i}?", "answers": answers} for i in range(5)]
-    paragraphs = [f"<b>Part {row // 2}.</b><br>So" for row in range(40)]  # each paragraph is in two rows
+    questions = [{"question": f"Who {number}?", "answers": answers} for number in range(5)]
+    paragraphs = []
+    for number in range(20):
+        paragraph = f"<b>Part {number}.</b><br>So"
+        paragraphs += [paragraph, paragraph]
+    last_paragraph = paragraphs[-1]
     write_multirc(tmp_path / "train.jsonl", paragraphs, questions)
-    write_multirc(tmp_path / "val.jsonl", paragraphs[-1:], questions)
+    write_multirc(tmp_path / "val.jsonl", [last_paragraph], questions)
     examples_of_splits = read("multirc", tmp_path)
 
     assert as_lines(examples_of_splits["test"])[:2] == [
         "multirc question: Who 0? answer: Ann paragraph: Part 19. So => True",
         "multirc question: Who 0? answer: Eve paragraph: Part 19. So => False",
     ]
+    # The answers to a question are a group, which is named by the number of the row, 1, and the question.
+    expected_groups = []
+    for number in range(5):
+        expected_groups += [f"1-Who {number}?", f"1-Who {number}?"]
     groups = [example.group for example in examples_of_splits["test"]]
-    assert groups == [f"1-Who {answer // 2}?" for answer in range(10)]
+    assert groups == expected_groups
 
     def get_paragraphs(split):
+        """Returns the different paragraphs of the examples of a split."""
         return {example.source.split("paragraph: ")[1] for example in examples_of_splits[split]}
 
-    assert len(examples_of_splits["valid"]) == 40
+    assert len(examples_of_splits["valid"]) == 40  # 2 paragraphs in 2 rows of 10 examples
     assert len(get_paragraphs("valid")) == 2
     assert get_paragraphs("train").isdisjoint(get_paragraphs("valid"))
 
@@ -245,35 +279,137 @@ def test_multirc_has_an_example_for_each_answer_and_holds_out_whole_paragraphs(t
 EMAIL = '{"email": "a b", "subject": "c"}'
 
 
-@pytest.mark.parametrize("corpus, name, contents, part", [
-    ("classification", "test.csv", "sport,a ball\nmusic,a song", 'no training example has the label music of "a'),
-    ("classification", "train.csv", 'sport,a ball\nworld," "', "train.csv: line 2 has an empty text"),
-    ("classification", "test.csv", "sport,a\nworld", r"line 2 has 1 column\(s\), not 2 \(label, text\).* commas"),
-    ("classification", "test.csv", "two words,a ball", 'test.csv: line 1 has the label "two words".*one word'),
-    ("classification", "test.csv", 'sport,"a ball\nsport,a ball', "test.csv: .* line 2 has a stray quote"),
-    ("agnews", "train.csv", "12,title,text", 'line 1 has the label "12"; it must be one of 1, 2, 3, 4'),
-    ("aeslc", "test.jsonl", '{"email": "a", "subject": null}', "test.jsonl: line 1 has an empty target; remove"),
-    ("aeslc", "test.jsonl", '["a"]', "test.jsonl: line 1 is no JSON object"),
-    ("sst2", "train.tsv", TASK_ROWS["sst2"].row, "sst2: has too few examples: the train set would be empty"),
-    ("sst2", "train.tsv", "sentence\tlabel", "sst2: has too few examples: the train set would be empty"),
-    ("sst2", "dev.tsv", "sentence\tlabels\na\t1", "line 2: no row of sst2: KeyError 'label'; it has sentence, la"),
-    ("stsb", "sts-dev.csv", "g\tf\t2012\t1\tgood\ta\tb", 'line 1 has the score "good"; it must be a number'),
-    ("record", "val.jsonl", f'{json.dumps(RECORD)}\n{{"passage": {{}}}}',
-     "val.jsonl: after line 1: no row of record: KeyError 'text'; it has another form"),
-    ("wsc", "val.jsonl", json.dumps(make_wsc_row("Ann barked", "Ann", 0, "it", 4)),
-     'line 1: the text has no "it"; remove it'),
-])  # fmt: skip
-def test_a_wrong_row_is_refused_with_its_file_and_line(tmp_path, corpus, name, contents, part):
+class WrongFile(NamedTuple):
+    """A file of a corpus with a mistake. The other files of the corpus are correct."""
+
+    mistake: str
+    corpus: str
+    name: str
+    contents: str
+    error: str  # a regular expression for a part of the error message
+
+
+WRONG_FILES = [
+    # The corpus `classification` has rows of a label and a text. Its training set has the labels sport and world.
+    WrongFile(
+        "a label that the training set does not have",
+        "classification",
+        name="test.csv",
+        contents="sport,a ball\nmusic,a song",
+        error='no training example has the label music of "a',
+    ),
+    WrongFile(
+        "a text that is a blank",
+        "classification",
+        name="train.csv",
+        contents='sport,a ball\nworld," "',
+        error="train.csv: line 2 has an empty text",
+    ),
+    WrongFile(
+        "a row without a text",
+        "classification",
+        name="test.csv",
+        contents="sport,a\nworld",
+        error=r"line 2 has 1 column\(s\), not 2 \(label, text\).* commas",
+    ),
+    WrongFile(
+        "a label of two words",
+        "classification",
+        name="test.csv",
+        contents="two words,a ball",
+        error='test.csv: line 1 has the label "two words".*one word',
+    ),
+    WrongFile(
+        "a quotation mark that is not closed",
+        "classification",
+        name="test.csv",
+        contents='sport,"a ball\nsport,a ball',
+        error="test.csv: .* line 2 has a stray quote",
+    ),
+    # The corpus AG News has rows of a label from 1 to 4, a title and a text.
+    WrongFile(
+        "a label that the corpus does not have",
+        "agnews",
+        name="train.csv",
+        contents="12,title,text",
+        error='line 1 has the label "12"; it must be one of 1, 2, 3, 4',
+    ),
+    # The corpus AESLC has a JSON object in each line: an e-mail with its subject, which is the target.
+    WrongFile(
+        "an e-mail without a subject",
+        "aeslc",
+        name="test.jsonl",
+        contents='{"email": "a", "subject": null}',
+        error="test.jsonl: line 1 has an empty target; remove",
+    ),
+    WrongFile(
+        "a list instead of an object",
+        "aeslc",
+        name="test.jsonl",
+        contents='["a"]',
+        error="test.jsonl: line 1 is no JSON object",
+    ),
+    # A table of the task SST-2 has a heading. An example of its training set is held out.
+    WrongFile(
+        "one training example, so that none is left when it is held out",
+        "sst2",
+        name="train.tsv",
+        contents="sentence\tlabel\na film \t1",
+        error="sst2: has too few examples: the train set would be empty",
+    ),
+    WrongFile(
+        "a heading without a training example",
+        "sst2",
+        name="train.tsv",
+        contents="sentence\tlabel",
+        error="sst2: has too few examples: the train set would be empty",
+    ),
+    WrongFile(
+        "the heading labels instead of label",
+        "sst2",
+        name="dev.tsv",
+        contents="sentence\tlabels\na\t1",
+        error="line 2: no row of sst2: KeyError 'label'; it has sentence, la",
+    ),
+    # The fifth column of STS-B is a score.
+    WrongFile(
+        "a score that is no number",
+        "stsb",
+        name="sts-dev.csv",
+        contents="g\tf\t2012\t1\tgood\ta\tb",
+        error='line 1 has the score "good"; it must be a number',
+    ),
+    WrongFile(
+        "a passage without a text in the second line",
+        "record",
+        name="val.jsonl",
+        contents=json.dumps(RECORD) + '\n{"passage": {}}',
+        error="val.jsonl: after line 1: no row of record: KeyError 'text'; it has another form",
+    ),
+    WrongFile(
+        "a pronoun that the text does not have",
+        "wsc",
+        name="val.jsonl",
+        contents=json.dumps(make_wsc_row("Ann barked", noun="Ann", noun_index=0, pronoun="it", pronoun_index=4)),
+        error='line 1: the text has no "it"; remove it',
+    ),
+]
+
+
+@pytest.mark.parametrize("wrong_file", WRONG_FILES, ids=lambda wrong_file: wrong_file.mistake)
+def test_a_wrong_row_is_refused_with_its_file_and_line(tmp_path, wrong_file):
+    corpus = wrong_file.corpus
     if corpus in TASK_ROWS:
-        correct_files = make_task_files(corpus)
-    else:
-        correct_files = {
+        files = make_task_files(corpus)
+    else:  # training sets and test sets of classification, agnews and aeslc; each corpus reads what it needs
+        files = {
             "train.csv": "sport,a\nworld,b\n" * 5,
             "test.csv": "1,title,text",
             "train.jsonl": f"{EMAIL}\n{EMAIL}",
         }
-    write_files(tmp_path, {**correct_files, name: contents})
-    assert_refused(lambda _: read(corpus, tmp_path), part=part)
+    files[wrong_file.name] = wrong_file.contents
+    write_files(tmp_path, files)
+    assert_refused(lambda _: read(corpus, tmp_path), part=wrong_file.error)
 
 
 def write_labelled_text(folder):
