@@ -98,7 +98,7 @@ def test_a_long_sentence_has_launches_for_the_gradients_that_are_needed(needed, 
         else:
             product = Product(q, k)
         window = Bias(take_window(tensors["R"], inputs))
-        logits = make_logits(tensors["weights"], Summand(product, weight=0), Summand(window))
+        logits = make_logits(tensors["weights"], Summand(product, weight_row=0), Summand(window))
         out = attend(logits, v)
         return torch.autograd.grad(out.square().sum(), needed_tensors)
 

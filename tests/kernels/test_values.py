@@ -226,7 +226,7 @@ def test_the_weight_of_a_constant_has_no_gradient_but_rounding(kind, needs_other
         for tensor in (query, R, four):
             tensor.requires_grad_()
     other_term = Bias(R) if kind == "product" else Product(query, key)
-    logits = make_logits(weights, Summand(constant_term, weight=0), Summand(other_term))
+    logits = make_logits(weights, Summand(constant_term, weight_row=0), Summand(other_term))
     out = attend_by_kernels(logits, value + 8)
     inputs = [weights]
     if needs_other_gradients:
@@ -320,7 +320,7 @@ def test_queries_keys_and_values_may_be_views_of_one_projection(case, is_short):
         elif case == "retained":
             q.retain_grad()
         window = Bias(take_window(R, make_inputs(5)))
-        logits = make_logits(weights, Summand(Product(query, key), weight=1), Summand(window, weight=0))
+        logits = make_logits(weights, Summand(Product(query, key), weight_row=1), Summand(window, weight_row=0))
         out = attend(logits, v)
         gradient = torch.linspace(-1, 1, out.numel()).view_as(out)
         gradients = torch.autograd.grad(out, [packed, R, weights], gradient, retain_graph=True)
@@ -395,8 +395,8 @@ class MixtureCall(NamedTuple):
     needs_matrix_gradient: bool = True
     needs_weights_gradient: bool = True
     number_of_weights: int = 2
-    weight_of_product: int | None = 0
-    weight_of_matrix: int | None = 1
+    product_weight_row: int | None = 0
+    matrix_weight_row: int | None = 1
     scale: float = 1.0
     masks: str = "none"
     has_diagonals: bool = False
@@ -418,8 +418,8 @@ class MixtureCall(NamedTuple):
             matrix = Bias(take_window(R, inputs))
         logits = make_logits(
             weights,
-            Summand(Product(q, k, self.scale), self.weight_of_product),
-            Summand(matrix, self.weight_of_matrix),
+            Summand(Product(q, k, self.scale), self.product_weight_row),
+            Summand(matrix, self.matrix_weight_row),
         )
         if self.masks == "padded":
             lengths = [self.length] * self.sentences
@@ -443,9 +443,9 @@ class MixtureCall(NamedTuple):
         MixtureCall(needs_matrix_gradient=False),
         MixtureCall(needs_weights_gradient=False),
         MixtureCall(number_of_weights=3),
-        MixtureCall(weight_of_product=1, weight_of_matrix=0),
-        MixtureCall(weight_of_product=None, weight_of_matrix=0),
-        MixtureCall(weight_of_product=0, weight_of_matrix=None),
+        MixtureCall(product_weight_row=1, matrix_weight_row=0),
+        MixtureCall(product_weight_row=None, matrix_weight_row=0),
+        MixtureCall(product_weight_row=0, matrix_weight_row=None),
         MixtureCall(scale=0.5),
         MixtureCall(masks="padded"),
         MixtureCall(masks="causal"),
