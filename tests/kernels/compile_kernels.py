@@ -158,12 +158,19 @@ def compile_call(architecture, spec, dtype, heads, width, length, masks="padded"
 
 
 def count_kernels(number_of_shapes, spec):
-    """Returns how many kernels a layer needs for batches of random numbers of sentences and tokens, with padding."""
+    """Returns how many kernels a layer needs for batches of random numbers of sentences and tokens, with padding.
+
+    Triton's compiler, which is asked for each kernel that it has not compiled yet, is replaced: it only counts.
+    """
     generator = random.Random(0)
     kernels_to_compile = set()
 
     def record_kernel(kernel, key, *_):
-        """Takes the place of Triton's compiler."""
+        """Takes the place of Triton's compiler, and returns a compiled kernel that spills no registers.
+
+        `key` is the text by which Triton tells apart the types and constants that a kernel is compiled for. The number
+        of spills is read by `launches.Launch`, which would compile a kernel again that spills many.
+        """
         kernels_to_compile.add((kernel, key))
         return mock.MagicMock(n_spills=0)
 
@@ -171,7 +178,16 @@ def count_kernels(number_of_shapes, spec):
         for _ in range(number_of_shapes):
             bsz = generator.randint(1, 600)
             length = generator.randint(1, 300)
-            compile_call(90, spec, torch.bfloat16, heads=8, width=64, length=length, bsz=bsz, max_length=300)
+            compile_call(
+                architecture=90,  # that of an H100
+                spec=spec,
+                dtype=torch.bfloat16,
+                heads=8,
+                width=64,
+                length=length,
+                bsz=bsz,
+                max_length=300,
+            )
     return len(kernels_to_compile)
 
 

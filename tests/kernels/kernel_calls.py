@@ -94,10 +94,22 @@ def attend_plainly(logits, value, padding=None, is_causal=False, dropout=0.0):
 
 
 class Summand(NamedTuple):
-    """A term of some logits, and the number of the weight by which it is multiplied."""
+    """A term of some logits, and the number of the row in which its weights are among all weights."""
 
     term: Any
-    weight: int | None = None  # None: it has no weight
+    weight_row: int | None = None  # None: it has no weight
+
+
+def view_queries_keys_and_values(projection):
+    """Returns queries, keys and values (B, 2, T, width), which are views of a projection (T, B, 3 * 2 * width).
+
+    The features of a token are its queries, its keys and its values, each with those of the first and the second head.
+    """
+    views = []
+    for part in projection.chunk(3, dim=-1):
+        heads = part.unflatten(-1, (2, -1))  # (T, B, 2, width)
+        views.append(heads.permute(1, 2, 0, 3))
+    return views
 
 
 def make_logits(weights, *summands):
@@ -111,10 +123,10 @@ def make_logits(weights, *summands):
     # Each row gets the size (1, H, 1, 1), which fits logits (B, H, T, S).
     rows_of_weights = weights.view(len(weights), 1, -1, 1, 1).unbind()
     for summand in summands:
-        if summand.weight is None:
+        if summand.weight_row is None:
             logits.add_terms([summand.term])
         else:
-            logits.add_terms([summand.term], rows_of_weights[summand.weight])
+            logits.add_terms([summand.term], rows_of_weights[summand.weight_row])
     return logits
 
 
@@ -254,20 +266,31 @@ def measure_scale(name, exact):
 def choose_lengths(lengths, spec, masks):
     """Returns those of some lengths that are tested for some functions and masks, so that all tests take less time.
 
-    For `MIXED`, each length is tested under all masks, for a single function under two of four, and for any other
-    mixture under one.
+    - For `MIXED`, each length is tested under all masks.
+    - For a single function, it is tested under two kinds of masks. Those with padding have every second length, and
+      those without have the others:
+
+          masks                 function with an even number   function with an odd number
+          none, causal          lengths 0, 2, 4                lengths 1, 3
+          padded, left          lengths 1, 3                   lengths 0, 2, 4
+
+    - For any other mixture, it is tested under one kind of masks. Each kind has every fourth length: the first kind
+      begins with length 0 and the next kind with length 1, or one later for the mixture after it.
+
+    The number of a function or a mixture is its index in `SPECS`.
     """
     if spec == MIXED:
         return lengths
+    number = SPECS.index(spec)
     if spec in NAMES:
-        # every second length, beginning with the first or the second one
+        is_odd = number % 2 == 1
         has_padding = masks in ("padded", "left")
-        step = 2
-        start = (SPECS.index(spec) + has_padding) % step
-    else:
-        step = len(MASKS)
-        start = (SPECS.index(spec) + MASKS.index(masks)) % step
-    return lengths[start::step]
+        begins_with_second_length = is_odd != has_padding
+        if begins_with_second_length:
+            return lengths[1::2]
+        return lengths[0::2]
+    start = (number + MASKS.index(masks)) % len(MASKS)
+    return lengths[start :: len(MASKS)]
 
 
 def is_chosen(spec, masks):
@@ -275,20 +298,20 @@ def is_chosen(spec, masks):
 
     The kernels add up the summands of the logits one by one, and hide columns and rows afterwards. So a summand and a
     mask do not interact: each has to be tested with the kernels for short and for long sentences, but not each pair.
-
-    - `MIXED`, which has all summands, is tested under all masks.
-    - A single function is tested with padding and without, under one of two kinds of masks each. Its gradients are not
-      summed with those of other functions.
-    - Any other mixture is tested under one kind of masks, another one than the mixture before it.
     """
+    # `MIXED` has all summands, and is tested under all masks.
     if spec == MIXED:
         return True
     number = SPECS.index(spec)
-    if spec not in NAMES:
-        return masks == MASKS[number % len(MASKS)]
-    if number % 2 == 0:
-        return masks in ("none", "padded")
-    return masks in ("causal", "left")
+    # A single function is tested under one kind of masks with padding ("padded" or "left") and one without. Functions
+    # that follow each other in `SPECS` take turns. Its gradients are not summed with those of other functions.
+    if spec in NAMES:
+        is_even = number % 2 == 0
+        if is_even:
+            return masks in ("none", "padded")
+        return masks in ("causal", "left")
+    # Any other mixture is tested under one kind of masks: the one after that of the mixture before it in `SPECS`.
+    return masks == MASKS[number % len(MASKS)]
 
 
 def is_supported(spec):
@@ -299,9 +322,12 @@ def is_supported(spec):
 def make_random_logits(sentences, heads, length):
     """Returns logits with every kind of term that the kernels know, and the tensors that they are made of.
 
-    Most terms have a weight of their own. Some factors are the same for all heads. Two terms cannot be read where they
-    are and are copied: a product whose factors are no projections of the input, and a bias that is no part of a
-    parameter.
+    Most terms have a weight of their own, and the rows of weights have another order than the terms. Some factors are
+    the same for all heads. Parameters are for two tokens more than the sentences have, so that the terms read the
+    beginning of them. The numbers of features have no meaning.
+
+    Two terms cannot be read where they are and are copied: a product whose factors are no projections of the input, and
+    a bias that is no part of a parameter.
     """
     tensors = []
 
@@ -313,25 +339,43 @@ def make_random_logits(sentences, heads, length):
     weights = make_tensor(5, heads)
     max_length = length + 2
     inputs = make_inputs(length)
-    query = make_tensor(sentences, heads, length, 5)
-    key = make_tensor(sentences, length, heads, 5).transpose(1, 2)
-    query_of_all_heads = make_tensor(length, sentences, 1, 3).permute(1, 2, 0, 3)
-    key_of_all_sentences = take_columns(make_tensor(1, 3, max_length).mT, inputs)
-    left_size = length // 3 + 2
-    outer_factors = make_tensor(sentences, heads, length, left_size + 3)
-    row = take_column_bias(make_tensor(heads, max_length), inputs)
-    window = take_window(make_tensor(1, max_length, max_length), inputs)
-    shared_query = take_rows(make_tensor(heads, max_length, 2), inputs)
-    shared_key = take_columns(make_tensor(1, max_length, 2), inputs)
-    matrix = make_tensor(1, heads, length, length)
+
+    # A product of queries and keys with 5 features, which is copied. The keys lie in memory as (B, T, H, 5).
+    query = make_tensor(sentences, heads, length, 5)  # (B, H, T, 5)
+    key = make_tensor(sentences, length, heads, 5).transpose(1, 2)  # (B, H, T, 5)
+    copied_product = Product(query, key, 0.7)
+
+    # A product with keys that all sentences share, of 3 features. Both factors are the same for all heads. The queries
+    # lie in memory as (T, B, 1, 3), and the parameter with the keys as (1, 3, max_length).
+    query_of_all_heads = make_tensor(length, sentences, 1, 3).permute(1, 2, 0, 3)  # (B, 1, T, 3)
+    key_of_all_sentences = take_columns(make_tensor(1, 3, max_length).mT, inputs)  # (1, 1, T, 3)
+    dense_product = Product(query_of_all_heads, key_of_all_sentences, 0.6)
+
+    # An outer product with 3 right features, and at least one left feature more than the columns of a sentence need.
+    right_size = 3
+    left_size = length // right_size + 2
+    outer_product = Outer(make_tensor(sentences, heads, length, left_size + right_size), left_size)
+
+    # A row for each head, and a matrix for all heads. Both are read in their parameters.
+    row = Bias(take_column_bias(make_tensor(heads, max_length), inputs))  # (1, H, 1, T)
+    window = Bias(take_window(make_tensor(1, max_length, max_length), inputs))  # (1, 1, T, T)
+
+    # A matrix that is the product of two parameters, of which the keys are the same for all heads.
+    shared_query = take_rows(make_tensor(heads, max_length, 2), inputs)  # (1, H, T, 2)
+    shared_key = take_columns(make_tensor(1, max_length, 2), inputs)  # (1, 1, T, 2)
+    product_of_parameters = Product(shared_query, shared_key)
+
+    # A matrix that is no part of a parameter, and is copied.
+    copied_bias = Bias(make_tensor(1, heads, length, length))
+
     logits = make_logits(
         weights,
-        Summand(Product(query, key, 0.7), weight=3),
-        Summand(Product(query_of_all_heads, key_of_all_sentences, 0.6), weight=0),
-        Summand(Outer(outer_factors, left_size), weight=4),
-        Summand(Bias(row), weight=2),
-        Summand(Bias(window), weight=1),
-        Summand(Product(shared_query, shared_key)),
-        Summand(Bias(matrix)),
+        Summand(copied_product, weight_row=3),
+        Summand(dense_product, weight_row=0),
+        Summand(outer_product, weight_row=4),
+        Summand(row, weight_row=2),
+        Summand(window, weight_row=1),
+        Summand(product_of_parameters),
+        Summand(copied_bias),
     )
     return logits, tensors

@@ -114,15 +114,19 @@ def list_warnings(caplog):
 def check_that_the_definition_is_used(results, monkeypatch, **call):
     """Checks that the kernels are switched off, and that results of `compute_results` are those without kernels.
 
+    The comparison has switched them off: it has assigned "0" to `kernels.SWITCH`. The fixture `switch_on_kernels` has
+    set it to "1" before by `monkeypatch`, which restores the value from before the fixture when the test ends.
+
     Args:
         results: what `compute_results` has returned.
         monkeypatch: pytest's fixture.
         call: the arguments with which `compute_results` was called.
     """
     assert kernels.SWITCH == "0"
-    monkeypatch.setattr(kernels, "SWITCH", "0")  # it is restored after the test
+    # This says that the next call is without kernels. The value is the same as before.
+    monkeypatch.setattr(kernels, "SWITCH", "0")
     expected_results = compute_results(**call)
-    for result, expected in zip(results, expected_results):
+    for result, expected in zip(results, expected_results, strict=True):
         torch.testing.assert_close(result, expected)
 
 
@@ -199,11 +203,14 @@ def test_a_kind_of_call_is_compared_once(comparisons):
 
 @interpreted
 def test_an_error_with_dropout_is_seen(monkeypatch, caplog):
-    """With dropout, the compiled kernels are compared as they are, but for a probability of 0."""
+    """With dropout, the comparison runs the kernels that are compiled for dropout, with a probability of 0.
+
+    A compiler that is wrong only for these kernels is simulated, and a warning says that they are wrong.
+    """
     changed_outputs = []
 
     def change_output_with_dropout(tensors):
-        assert tensors.tensors.seed is not None
+        assert tensors.tensors.seed is not None  # only the kernel with dropout reads a seed
         change_output(tensors)
         changed_outputs.append(tensors.out)
 
@@ -231,7 +238,11 @@ def test_random_numbers_are_the_same_after_a_comparison(comparisons):
 @pytest.mark.parametrize("is_wrong", [False, True])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_the_first_call_may_be_checkpointed(use_reentrant, is_wrong, comparisons, monkeypatch):
-    """Activation checkpointing counts the tensors that are saved, or computes again in the backward pass."""
+    """The output and the gradients are those of the definition without checkpoints, even if the kernels are wrong.
+
+    Activation checkpointing counts the tensors that are saved, or computes again in the backward pass. The comparison
+    in the first call must not disturb it.
+    """
     if is_wrong:
         plant_error(monkeypatch, "forward_short", change_output)
 
@@ -252,10 +263,11 @@ def test_the_first_call_may_be_checkpointed(use_reentrant, is_wrong, comparisons
         return [out.detach(), x.grad, *gradients_of_parameters]
 
     results = compute_output_and_gradients(has_checkpoints=True)
-    monkeypatch.setattr(kernels, "SWITCH", "0")
+    monkeypatch.setattr(kernels, "SWITCH", "0")  # from here on, the definition computes
     expected_results = compute_output_and_gradients(has_checkpoints=False)
     for result, expected in zip(results, expected_results):
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
+    # Wrong kernels are switched off by the first comparison, so that no later pass is compared.
     expected_number_of_comparisons = 1
     if use_reentrant and not is_wrong:
         # The first pass records no gradients, and is another kind of call than the pass that is computed again.
@@ -264,17 +276,21 @@ def test_the_first_call_may_be_checkpointed(use_reentrant, is_wrong, comparisons
 
 
 @interpreted
-def test_the_next_call_is_compared_where_the_definition_has_no_numbers(comparisons, caplog):
-    """A loss that overflows says nothing about the kernels."""
+def test_a_comparison_with_infinite_results_is_repeated_in_the_next_call(comparisons, caplog):
+    """A loss that overflows says nothing about the kernels. They stay on, and the next call of the kind is compared."""
     module = make_attention("random+vanilla").train()
     x = torch.randn(6, 2, 6)
     x_with_infinity = x.clone()
     x_with_infinity[0, 0, 0] = float("inf")
+
+    # The first call is compared, but the results of the definition are not finite.
     module(x_with_infinity)
     assert [comparison.is_finite for comparison in comparisons] == [False]
-    assert not kernels.CHECKED
-    assert kernels.SWITCH == "1"
+    assert not kernels.CHECKED  # no kind of call counts as compared
+    assert kernels.SWITCH == "1"  # the kernels are still on
     assert list_warnings(caplog) == []
+
+    # The second call is compared, too, and has finite results. The third one is not compared again.
     module(x)
     module(x)
     assert [comparison.is_finite for comparison in comparisons] == [False, True]
@@ -282,17 +298,25 @@ def test_the_next_call_is_compared_where_the_definition_has_no_numbers(compariso
 
 @interpreted
 def test_a_part_of_a_large_batch_is_compared(monkeypatch, caplog):
-    """The part reaches from the first sentence to the last; the kernels compute all sentences."""
-    weights_of_a_sentence = 2 * 6 * 6  # of 2 heads, in 6 rows and columns
+    """Of a batch with too many weights, some sentences are compared, which lie evenly between the first and the last.
+
+    The kernels compute all sentences. Here the limit is the number of weights of three sentences. So the first one, one
+    in the middle and the last one are compared, and an error in the last one is seen.
+    """
+    length = 6
+    sentences = 8
+    heads = 2
+    features = 6
+    weights_of_a_sentence = heads * length * length
     monkeypatch.setattr("fairseq_synth.computations.kernels.check.MAX_WEIGHTS", 3 * weights_of_a_sentence)
 
     def change_last_sentence(tensors):
-        output = tensors.out.view(6, 8, 6)  # (T, B, C)
+        output = tensors.out.view(length, sentences, features)  # a view, by which the output itself is changed
         output[:, -1] = 0.0
 
     plant_error(monkeypatch, "forward_short", change_last_sentence)
     module = make_attention("random+vanilla")
-    module(torch.randn(6, 8, 6))
+    module(torch.randn(length, sentences, features))
     assert len(list_warnings(caplog)) == 1
 
 

@@ -21,6 +21,7 @@ from kernel_calls import (
     make_inputs,
     make_logits,
     set_number_of_programs,
+    view_queries_keys_and_values,
 )
 
 from fairseq_synth.architectures import VARIANTS
@@ -90,15 +91,21 @@ def test_a_long_sentence_has_launches_for_the_gradients_that_are_needed(needed, 
     needed_tensors = [tensors[name] for name in needed]
 
     def compute_gradients(attend):
-        parts = tensors["projection"].split(16, dim=-1)
-        q, k, v = (part.unflatten(-1, (2, 8)).permute(1, 2, 0, 3) for part in parts)
-        inputs = make_inputs(7)
+        """Returns the gradients of the needed tensors, of the sum of the squares of an attention's output.
+
+        The logits are a product and R. If the gradient of `query` or `shared_key` is needed, the product is that of
+        these two, where all sentences share the keys. Otherwise it is that of the queries and keys of the projection.
+        """
+        q, k, v = view_queries_keys_and_values(tensors["projection"])  # each is (B, H, T, 8)
+        inputs = make_inputs(7)  # of a sentence of 7 tokens
         if "query" in needed or "shared_key" in needed:
-            product = Product(tensors["query"], take_columns(tensors["shared_key"], inputs))
+            key_of_all_sentences = take_columns(tensors["shared_key"], inputs)
+            product = Product(tensors["query"], key_of_all_sentences)
         else:
             product = Product(q, k)
         window = Bias(take_window(tensors["R"], inputs))
-        logits = make_logits(tensors["weights"], Summand(product, weight=0), Summand(window))
+        weighted_product = Summand(product, weight_row=0)  # by the only row of the weights
+        logits = make_logits(tensors["weights"], weighted_product, Summand(window))
         out = attend(logits, v)
         return torch.autograd.grad(out.square().sum(), needed_tensors)
 
@@ -152,17 +159,30 @@ class LoadedKernel:
         self.gpu_kernel = gpu_kernel
         self.options = options
 
-    def __getitem__(self, grid):
-        """Returns the function that launches the kernel, as Triton does when it loads a kernel."""
-        gpu_kernel = self.gpu_kernel
+    def count_spills(self):
+        """Returns how many registers the kernel spills.
+
+        A kernel that is to spill does so until it is compiled with the largest number of warps. So the tests see that
+        `Launch.compile` asks for more warps as long as the number is above its limit.
+        """
         has_few_warps = self.options["num_warps"] < launches.MAX_WARPS
-        self.n_spills = 0
-        if gpu_kernel.spills and has_few_warps:
-            self.n_spills = launches.MAX_SPILLS + 1
+        if self.gpu_kernel.spills and has_few_warps:
+            return launches.MAX_SPILLS + 1
+        return 0
+
+    def __getitem__(self, grid):
+        """Loads the kernel for a grid, and returns the function that launches it, as Triton's `kernel[grid]` does.
+
+        Triton sets `n_spills` while it loads a kernel, and so does this method. The function that is returned records
+        the call, and lets the interpreter run the kernel.
+        """
+        self.n_spills = self.count_spills()
 
         def call(*args):
-            gpu_kernel.called[gpu_kernel.__name__] = KernelCall(list_types(args), grid, self.options)
-            gpu_kernel.kernel[grid](*args)
+            name = self.gpu_kernel.__name__
+            self.gpu_kernel.called[name] = KernelCall(list_types(args), grid, self.options)
+            interpreted_kernel = self.gpu_kernel.kernel
+            interpreted_kernel[grid](*args)
 
         return call
 
@@ -178,28 +198,33 @@ def list_types(argument):
 
 @pytest.fixture
 def pretend_gpu(monkeypatch):
-    """Returns a function that replaces all kernels by `GpuKernel`s, and returns what is compiled and what is called."""
+    """Returns the function `replace_kernels`, by which a test pretends that the CPU is a GPU that compiles kernels."""
     if torch.get_default_device().type != "cpu":
         pytest.skip("a GPU compiles")
 
     def replace_kernels(spills):
+        """Replaces all kernels by `GpuKernel`s, and returns two dicts that they fill during the test.
+
+        - {name of a kernel: the `KernelCall` for which it was compiled last}
+        - {name of a kernel: the `KernelCall` with which it was called last}
+
+        Args:
+            spills: whether all kernels spill registers until they are compiled with the largest number of warps.
+        """
         compiled = {}
         called = {}
-
-        def replace(module, name):
+        kernels_of_modules = [
+            (triton_sums, "add"),
+            (triton_attention, "forward_short"),
+            (triton_attention, "backward_short"),
+            (triton_attention, "forward"),
+            (triton_attention, "backward_rows"),
+            (triton_attention, "backward_columns"),
+            (triton_attention, "backward_matrix"),
+        ]
+        for module, name in kernels_of_modules:
             kernel = getattr(module, name)
             monkeypatch.setattr(module, name, GpuKernel(kernel, spills, compiled, called))
-
-        replace(triton_sums, "add")
-        for name in (
-            "forward_short",
-            "backward_short",
-            "forward",
-            "backward_rows",
-            "backward_columns",
-            "backward_matrix",
-        ):
-            replace(triton_attention, name)
         monkeypatch.setattr(kernels, "device_fits", lambda *_: True)
         monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
         return compiled, called
@@ -208,19 +233,27 @@ def pretend_gpu(monkeypatch):
 
 
 @interpreted
-@pytest.mark.parametrize("length, number_of_kernels, spills", [(7, 3, False), (70, 5, True)])
+@pytest.mark.parametrize(
+    "length, number_of_kernels, spills",
+    [
+        (7, 3, False),  # a short sentence: forward_short, backward_short and add
+        (70, 5, True),  # a long sentence: forward, backward_rows, backward_columns, backward_matrix and add
+    ],
+)
 def test_kernels_are_compiled_before_they_are_called(length, number_of_kernels, spills, pretend_gpu):
-    """The kernels of both passes are compiled for the types that they are called with.
+    """The kernels of both passes are compiled for the types, grids and options that they are called with.
 
-    They have more warps if they spill.
+    They have the largest number of warps if they spill with fewer.
     """
+    # {name of a kernel: the types of its arguments, its grid and its options}
     compiled, called = pretend_gpu(spills)
     module = make_attention("random+dense", max_length=length, dropout=0.1).train()
     x = torch.randn(length, 2, 6, requires_grad=True)
     out, _ = module(x, key_padding_mask=padding_mask([length, length - 1]))
-    # The kernels of the backward pass are compiled before they are called.
+    # The forward pass has called its own kernel, and compiled those of the backward pass, too.
     assert set(compiled) > set(called)
     out.sum().backward()
+    # Now all have been called, in the way for which they were compiled.
     assert compiled == called
     assert len(called) == number_of_kernels
     for call in called.values():
@@ -230,24 +263,28 @@ def test_kernels_are_compiled_before_they_are_called(length, number_of_kernels, 
 
 @interpreted
 def test_compiled_kernels_are_compared_before_they_are_used(pretend_gpu, monkeypatch):
-    """With dropout, the same kernels are called with a probability of 0."""
+    """The first call runs all kernels of both passes once, to compare their results with the definition's.
+
+    So the kernels of the backward pass have been called before there is a backward pass. With dropout, the same
+    kernels are called for this with a probability of 0, and are found to be right.
+    """
     comparisons = []
 
     def record_comparison(*arguments):
-        comparison = compare(*arguments)
+        comparison = compare(*arguments)  # a fixture has replaced it in `kernels`, and this is the original
         comparisons.append(comparison)
         return comparison
 
-    monkeypatch.setattr(kernels, "CHECKED", set())
+    monkeypatch.setattr(kernels, "CHECKED", set())  # no kind of call has been compared yet
     monkeypatch.setattr(kernels, "compare", record_comparison)
     compiled, called = pretend_gpu(spills=False)
     module = make_attention("random+dense", max_length=7, dropout=0.1).train()
     out, _ = module(torch.randn(7, 2, 6, requires_grad=True))
     assert compiled == called
-    assert len(called) == 3
-    assert [comparison.difference for comparison in comparisons] == [""]
-    assert kernels.SWITCH == "1"
-    out.sum().backward()
+    assert len(called) == 3  # forward_short, backward_short and add
+    assert [comparison.difference for comparison in comparisons] == [""]  # one comparison, in which nothing differs
+    assert kernels.SWITCH == "1"  # the kernels stay on
+    out.sum().backward()  # raises no error
 
 
 def make_layout(**sizes):
@@ -284,19 +321,26 @@ def test_short_sentences_whose_tiles_fit_into_registers(length, sizes):
 @pytest.mark.parametrize(
     "length, sizes",
     [
+        # Up to 32 tokens with up to 64 features in a head: more than three summands.
         (32, {**QUERIES, **DENSE, **OUTER, **MATRIX}),
+        # Up to 32 tokens with more features: more than one summand, or an outer product.
         (32, {"query_width": 64, "dense_width": 72}),
         (32, {"value_width": 72, **OUTER}),
+        # 33 to 64 tokens with up to 64 features: more than one summand, or an outer product.
         (33, {**QUERIES, **MATRIX}),
-        (64, {"value_width": 65, **MATRIX}),
-        (64, {"value_width": 40, "dense_width": 40}),
         (64, {**QUERIES, **MATRIX}),
         (64, OUTER),
+        # 33 to 64 tokens with a number of features that is no power of two: a dense product.
+        (64, {"value_width": 40, "dense_width": 40}),
+        # 33 to 64 tokens with more than 64 features.
+        (64, {"value_width": 65, **MATRIX}),
+        # more than 64 tokens
         (65, MATRIX),
         (65, QUERIES),
     ],
 )
 def test_sentences_that_are_too_long_or_have_too_many_summands_for_registers(length, sizes):
+    """The kernels for short sentences, whose tile is a whole sentence, are not for a call that breaks a limit."""
     assert not make_layout(length=length, **sizes).is_short()
 
 
@@ -309,26 +353,32 @@ def read_constants(launch):
 @pytest.mark.parametrize("right_width", [0, 8, 17, 64])
 @pytest.mark.parametrize("summands", [{}, QUERIES, MATRIX, {**QUERIES, **MATRIX}])
 def test_calls_of_one_kind_have_the_same_kernels(summands, right_width):
-    """Only the first call of a kind is compared with the definition, which must be enough for all others."""
-    kernels_of_kinds = {}
+    """Only the first call of a kind is compared with the definition, which must be enough for all others.
+
+    The kind of a call depends on its length and on the numbers of features, among them those of the right factor of
+    an outer product (0: there is no such product).
+    """
+    kernels_of_kinds = {}  # {kind: the kernels of the first call of this kind, with their constants and options}
     for length in (1, 7, 16, 17, 32, 33, 64, 65, 130, 300, 1000):
         sizes = dict(summands)
         if "matrix_columns" in summands:
-            sizes["matrix_columns"] = length
+            sizes["matrix_columns"] = length  # the matrix has at least as many columns as there are tokens
         layout = make_layout(
             length=length,
             bsz=2,
             num_heads=2,
             dtypes=CallTensors(packed=torch.float16),
             right_width=right_width,
-            left_width=1000,
-            wanted=("packed",),
+            left_width=1000,  # the outer product has enough left features for 1,000 tokens
+            wanted=("packed",),  # the projection of queries, keys and values needs a gradient
             **sizes,
         )
         planned = launches.Plan(layout).launches
-        constants = [read_constants(launch) for launch in (planned.forward, *planned.backward)]
-        expected = kernels_of_kinds.setdefault(layout.kind(), constants)
-        assert constants == expected, length
+        kernels_of_call = [read_constants(launch) for launch in (planned.forward, *planned.backward)]
+        kind = layout.kind()
+        if kind not in kernels_of_kinds:
+            kernels_of_kinds[kind] = kernels_of_call
+        assert kernels_of_call == kernels_of_kinds[kind], length
 
 
 @pytest.mark.parametrize(
@@ -349,36 +399,83 @@ def test_tiles_of_short_sentences(sizes, forward_tile, backward_tile):
 
 
 @pytest.mark.parametrize(
-    "sizes, forward_tile, rows_tile, columns_tile, matrix_tile",
+    "sizes, tiles",
     [
-        (dict(length=130, **MATRIX), (64, 64, 4, 2), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(length=130, **QUERIES, **MATRIX), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 2)),
-        (dict(length=130, **QUERIES, **DENSE), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (64, 64, 4, 2)),
-        (dict(length=130, **OUTER), (64, 32, 4, 3), (64, 32, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+        # One summand or two: the tiles have 64 rows and columns, or half as many on one side.
+        (
+            dict(length=130, **MATRIX),
+            {
+                "forward": launches.Tile(rows=64, columns=64, warps=4, stages=2),
+                "rows": launches.Tile(rows=64, columns=32, warps=4, stages=3),
+                "columns": launches.Tile(rows=32, columns=64, warps=4, stages=2),
+                "matrix": launches.Tile(rows=64, columns=64, warps=4, stages=2),
+            },
+        ),
+        (
+            dict(length=130, **QUERIES, **MATRIX),
+            {
+                "forward": launches.Tile(rows=64, columns=64, warps=4, stages=2),
+                "rows": launches.Tile(rows=64, columns=32, warps=4, stages=3),
+                "columns": launches.Tile(rows=64, columns=64, warps=4, stages=2),
+                "matrix": launches.Tile(rows=64, columns=64, warps=4, stages=2),
+            },
+        ),
+        (
+            dict(length=130, **QUERIES, **DENSE),
+            {
+                "forward": launches.Tile(rows=64, columns=32, warps=4, stages=3),
+                "rows": launches.Tile(rows=64, columns=32, warps=4, stages=3),
+                "columns": launches.Tile(rows=32, columns=64, warps=4, stages=3),
+                "matrix": launches.Tile(rows=64, columns=64, warps=4, stages=2),
+            },
+        ),
+        (
+            dict(length=130, **OUTER),
+            {
+                "forward": launches.Tile(rows=64, columns=32, warps=4, stages=3),
+                "rows": launches.Tile(rows=64, columns=32, warps=4, stages=3),
+                "columns": launches.Tile(rows=32, columns=64, warps=4, stages=2),
+                "matrix": launches.Tile(rows=64, columns=64, warps=4, stages=2),
+            },
+        ),
+        # Three summands: 32 rows and columns.
         (
             dict(length=130, **QUERIES, **DENSE, **MATRIX),
-            (32, 32, 4, 2),
-            (32, 32, 4, 3),
-            (32, 32, 4, 2),
-            (32, 32, 4, 2),
+            {
+                "forward": launches.Tile(rows=32, columns=32, warps=4, stages=2),
+                "rows": launches.Tile(rows=32, columns=32, warps=4, stages=3),
+                "columns": launches.Tile(rows=32, columns=32, warps=4, stages=2),
+                "matrix": launches.Tile(rows=32, columns=32, warps=4, stages=2),
+            },
         ),
+        # Three summands, one of which is an outer product: 16 rows and columns.
         (
             dict(length=130, **QUERIES, **OUTER, **MATRIX),
-            (16, 16, 4, 2),
-            (16, 16, 4, 3),
-            (16, 16, 4, 2),
-            (16, 16, 4, 2),
+            {
+                "forward": launches.Tile(rows=16, columns=16, warps=4, stages=2),
+                "rows": launches.Tile(rows=16, columns=16, warps=4, stages=3),
+                "columns": launches.Tile(rows=16, columns=16, warps=4, stages=2),
+                "matrix": launches.Tile(rows=16, columns=16, warps=4, stages=2),
+            },
         ),
-        (dict(length=20, **MATRIX), (32, 32, 4, 2), (32, 32, 4, 3), (32, 32, 4, 2), (32, 32, 4, 2)),
+        # 20 tokens: no more than 32 rows and columns, the next power of two.
+        (
+            dict(length=20, **MATRIX),
+            {
+                "forward": launches.Tile(rows=32, columns=32, warps=4, stages=2),
+                "rows": launches.Tile(rows=32, columns=32, warps=4, stages=3),
+                "columns": launches.Tile(rows=32, columns=32, warps=4, stages=2),
+                "matrix": launches.Tile(rows=32, columns=32, warps=4, stages=2),
+            },
+        ),
     ],
 )
-def test_tiles_of_long_sentences(sizes, forward_tile, rows_tile, columns_tile, matrix_tile):
+def test_tiles_of_long_sentences(sizes, tiles):
     """The tiles have the rows, columns, warps and stages that were measured to be fast in each kernel."""
     layout = make_layout(**sizes)
-    assert launches.Tile.for_kernel("forward", layout) == forward_tile
-    assert launches.Tile.for_kernel("rows", layout) == rows_tile
-    assert launches.Tile.for_kernel("columns", layout) == columns_tile
-    assert launches.Tile.for_kernel("matrix", layout) == matrix_tile
+    assert list(tiles) == ["forward", "rows", "columns", "matrix"]
+    for kernel, tile in tiles.items():
+        assert launches.Tile.for_kernel(kernel, layout) == tile, kernel
 
 
 class Programs(NamedTuple):
@@ -392,16 +489,21 @@ class Programs(NamedTuple):
 def plan_programs(**sizes):
     """Returns the `Programs` of each launch but the last, which adds sums up.
 
-    The call has 1,000 sentences and 8 heads, and is in bf16. `sizes` are other fields of its layout.
+    The call has 1,000 sentences and 8 heads, and is in bf16. The gradients of values and of the matrix R are needed.
+    `sizes` are other fields of its layout.
     """
     layout = make_layout(
         bsz=1000, num_heads=8, dtypes=CallTensors(packed=torch.bfloat16), wanted=("packed", "matrix"), **sizes
     )
     planned = launches.Plan(layout).launches
+    *backward_launches, _launch_that_adds_sums_up = planned.backward
     programs = []
-    for launch in [planned.forward, *planned.backward[:-1]]:
+    for launch in [planned.forward, *backward_launches]:
+        # A grid has three directions, of which these launches use up to two.
+        used_grid = launch.grid[:2]
+        # A kernel that sums over no sentences does not have this number.
         sentences = launch.numbers.get("sentences_per_group")
-        programs.append(Programs(launch.grid[:2], launch.options["num_warps"], sentences))
+        programs.append(Programs(used_grid, launch.options["num_warps"], sentences))
     return programs
 
 
@@ -426,42 +528,59 @@ def test_programs_of_long_sentences_are_as_many_as_were_measured_to_be_fast():
 
 
 def test_memory_for_the_sums_of_short_sentences():
-    """Each of 63 programs has a sum of the gradients of the matrix of each of 8 heads."""
+    """Each group of sentences has a sum of the gradients of the matrix of each head. No other gradient is needed."""
+    sentences = 1000
+    heads = 8
+    length = 32
     layout = make_layout(
-        length=32,
-        bsz=1000,
-        num_heads=8,
+        length=length,
+        bsz=sentences,
+        num_heads=heads,
         number_of_weights=3,
         dtypes=CallTensors(packed=torch.bfloat16),
-        matrix_rows=32,
-        matrix_columns=32,
+        matrix_rows=length,
+        matrix_columns=length,
         wanted=("matrix",),
     )
-    assert launches.Plan(layout).launches.memory == {"matrix": 63 * 8 * 32 * 32}
+    # 528 programs, twice `launches.PROGRAMS`, are aimed at: up to 66 groups for each of 8 heads. So a group has 16
+    # sentences, and there are 1000 / 16 groups, rounded up.
+    groups = 63
+    assert launches.Plan(layout).launches.memory == {"matrix": groups * heads * length * length}
 
 
 def test_memory_for_the_sums_of_long_sentences():
-    """Each program has a sum of the gradients of a weight of a head. There are 9 tiles of 16 rows or columns."""
+    """Each program has a sum of the gradients of a weight of a head.
+
+    Logits with three summands, one of them an outer product, have tiles of 16 rows and 16 columns.
+    """
+    sentences = 50
+    heads = 8
+    length = 130
+    tiles_of_rows = 9  # 130 / 16, rounded up
+    tiles_of_columns = 9
     layout = make_layout(
-        length=130,
-        bsz=50,
-        num_heads=8,
+        length=length,
+        bsz=sentences,
+        num_heads=heads,
         number_of_weights=3,
         dtypes=CallTensors(packed=torch.bfloat16),
         query_width=64,
         left_width=10,
         right_width=13,
-        matrix_rows=130,
-        matrix_columns=130,
+        matrix_rows=length,
+        matrix_columns=length,
         weight_rows=WeightRows(product=0, outer=1, matrix=2),
         wanted=("packed", "factors", "matrix", "weights"),
     )
     assert launches.Plan(layout).launches.memory == {
-        "delta": 50 * 8 * 130,
-        "matrix": 8 * 130 * 130,
-        "outer_weight": 50 * 9 * 8,
-        "product_weight": 50 * 9 * 8,
-        "matrix_weight": 9 * 9 * 8,
+        # a number for each row of the logits, from which the gradients of all summands are computed
+        "delta": sentences * heads * length,
+        # A program sums the gradient of a tile of the matrix over all sentences, and has a sum for its weight.
+        "matrix": heads * length * length,
+        "matrix_weight": tiles_of_rows * tiles_of_columns * heads,
+        # For the other summands, a program computes a tile of rows or of columns of one sentence.
+        "outer_weight": sentences * tiles_of_rows * heads,
+        "product_weight": sentences * tiles_of_columns * heads,
     }
 
 
@@ -481,14 +600,31 @@ def test_the_arguments_of_a_launch_have_the_order_of_the_kernel():
 @pytest.mark.parametrize(
     "sizes, expected",
     [
-        (dict(length=130, right_width=4), dict(FACTOR_BLOCK=64, UNIT=8, PRECISION="tf32")),
-        (dict(length=9, value_width=12, query_width=8), dict(FACTOR_BLOCK=16, UNIT=1, QUERY_BLOCK=16, MATRIX_WEIGHT=3)),
+        (
+            dict(dtypes=CallTensors(packed=torch.bfloat16), length=130, right_width=4),
+            # 4 right features need 33 left features for 130 columns. A block is a power of two that holds either.
+            # All widths, here only that of the values, 64, are multiples of 8: so many numbers are read at once.
+            dict(FACTOR_BLOCK=64, UNIT=8, PRECISION="tf32"),
+        ),
+        (
+            dict(
+                dtypes=CallTensors(packed=torch.bfloat16),
+                length=9,
+                value_width=12,
+                query_width=8,
+                weight_rows=WeightRows(matrix=3),
+            ),
+            # A block has at least 16 numbers, also without an outer product or for 8 features of a query. 12 features
+            # of a value are no multiple of 8. The weight of the matrix is in row 3 of the weights.
+            dict(FACTOR_BLOCK=16, UNIT=1, QUERY_BLOCK=16, MATRIX_WEIGHT=3),
+        ),
+        # Products in fp32 are not rounded.
         (dict(dtypes=CallTensors(packed=torch.float32)), dict(PRECISION="ieee")),
     ],
 )
 def test_constants_that_kernels_are_compiled_for(sizes, expected):
     """Both factors fit, several numbers are read at once where all widths allow it, and fp32 is not rounded."""
-    layout = make_layout(**{"dtypes": CallTensors(packed=torch.bfloat16), "weight_rows": WeightRows(matrix=3), **sizes})
+    layout = make_layout(**sizes)
     constants = launches.make_constants(layout, launches.Tile(16, 16, 4))
     for name, value in expected.items():
         assert getattr(constants, name).value == value, name
@@ -502,28 +638,39 @@ def test_a_launch_has_one_program_in_other_directions_and_one_stage_by_default()
 
 
 @pytest.mark.parametrize(
-    "kernel, tried_options, kept_options",
+    "resources, tried_options, kept_options",
     [
+        # It fits at once.
         (dict(spills=0, stages=99), [(2, 3)], (2, 3)),
+        # It has too many stages for the shared memory.
         (dict(spills=0, stages=1), [(2, 3), (2, 2), (2, 1)], (2, 1)),
+        # It spills as many registers as it may, `launches.MAX_SPILLS`.
         (dict(spills=100, stages=99), [(2, 3)], (2, 3)),
+        # It spills one more, with any number of warps. 8 are the most.
         (dict(spills=101, stages=99), [(2, 3), (4, 3), (8, 3)], (8, 3)),
+        # It has too many stages, and spills too many registers. The smaller number of stages stays.
         (dict(spills=101, stages=2), [(2, 3), (2, 2), (4, 2), (8, 2)], (8, 2)),
+        # It spills too many registers, and has too many stages for 8 warps.
         (dict(spills=101, stages=99, stages_of_8_warps=2), [(2, 3), (4, 3), (8, 3), (8, 2)], (8, 2)),
-        # The kernel does not fit with 8 warps, but it does with 4.
+        # It does not fit with 8 warps, whatever the number of stages is, but it does with 4.
         (dict(spills=101, stages=99, stages_of_8_warps=0), [(2, 3), (4, 3), (8, 3), (8, 2), (8, 1)], (4, 3)),
     ],
 )
-def test_a_kernel_is_compiled_with_fewer_stages_or_more_warps_until_it_fits(kernel, tried_options, kept_options):
+def test_a_kernel_is_compiled_with_fewer_stages_or_more_warps_until_it_fits(resources, tried_options, kept_options):
     """It starts with 2 warps and 3 stages. The options are pairs of numbers of warps and stages.
 
-    `kernel`: the arguments of `CompiledOnly`.
+    - If the kernel does not fit into the shared memory, it is tried with one stage less.
+    - If it then spills too many registers, it is tried with twice as many warps, up to 8.
+    - If it does not fit with more warps, the options before are kept.
+
+    `resources`: the arguments of `CompiledOnly`, how many registers the kernel spills, and for how many stages there is
+    shared memory (99: for any number).
     """
-    kernel = CompiledOnly(**kernel)
+    kernel = CompiledOnly(**resources)
     launch = launches.Launch(kernel, grid=(7,), numbers={}, num_warps=2, num_stages=3)
     launch.compile([])
     assert kernel.tried_options == tried_options
-    assert launch.compiled == (kept_options, (7, 1, 1))
+    assert launch.compiled == (kept_options, (7, 1, 1))  # the options and the whole grid
     kept_warps, kept_stages = kept_options
     assert launch.options == {"num_warps": kept_warps, "num_stages": kept_stages}
 
@@ -584,14 +731,15 @@ ONE_OF_EACH_KIND = ["random", "relative_random", "dense", "factorized_dense", "r
 
 @interpreted
 @pytest.mark.parametrize(
-    "architecture, dtype, width, specs, chosen_specs, lengths, masks",
+    "architecture, dtype, width, specs_with_kernels, specs_with_all, lengths, masks",
     [
+        # All functions in the usual case, and the paper's mixtures under both masks.
         (90, "bf16", 64, SUPPORTED, [*ONE_OF_EACH_KIND, MIXED], [32, 256], ["padded"]),
         (90, "bf16", 64, MIXTURES, ["dense+vanilla"], [64, 256], ["padded", "causal"]),
-        # sm_86 has the products of sm_80 and less shared memory.
+        # sm_86 has the products of sm_80 and less shared memory, of which wide heads need more.
         (86, "bf16", 64, WITHOUT_FACTORIZED_RANDOM, [MIXED], [256], ["padded"]),
         (86, "bf16", 128, WITHOUT_FACTORIZED_RANDOM, MIXTURES, [256], ["padded"]),
-        # With --all, the two mixtures take turns.
+        # Another architecture, another type, and other widths. In these rows the two mixtures take turns with --all.
         (80, "bf16", 64, MIXTURES, ["random+vanilla"], [32, 256], ["padded"]),
         (90, "fp16", 64, MIXTURES, ["dense+vanilla"], [32, 256], ["padded"]),
         (90, "bf16", 8, MIXTURES, ["random+vanilla"], [32, 256], ["padded"]),
@@ -599,10 +747,14 @@ ONE_OF_EACH_KIND = ["random", "relative_random", "dense", "factorized_dense", "r
         (90, "bf16", 72, MIXTURES, ["random+vanilla"], [32, 256], ["padded"]),
     ],
 )
-def test_every_launch_fits_into_a_gpu(architecture, dtype, width, specs, chosen_specs, lengths, masks, is_complete_run):
-    """With --all, fewer functions are tested than with --kernels, as the compiler takes a second for each kernel."""
-    if not is_complete_run:
-        specs = chosen_specs
+def test_every_launch_fits_into_a_gpu(
+    architecture, dtype, width, specs_with_kernels, specs_with_all, lengths, masks, is_complete_run
+):
+    """The compiler takes a second for each kernel. So fewer functions are tested with --all than with --kernels."""
+    if is_complete_run:  # with --kernels
+        specs = specs_with_kernels
+    else:
+        specs = specs_with_all
     check_resources(architecture, dtype, width, specs, lengths, masks)
 
 
@@ -640,7 +792,12 @@ def test_many_shapes_need_few_kernels():
 @interpreted
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_block_launches_as_few_kernels_of_a_gpu_as_the_page_says(name, monkeypatch):
-    """docs/performance.md has the numbers for one version of torch."""
+    """docs/performance.md has the numbers for one version of torch, in a table with this header:
+
+    model | padded | causal | decoding | padded, with the kernels
+
+    The test counts what is padded, without the kernels of this project and with them.
+    """
     monkeypatch.undo()  # the fixture that fills memory with NaN launches more
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from launches import list_launches
@@ -652,8 +809,10 @@ def test_a_block_launches_as_few_kernels_of_a_gpu_as_the_page_says(name, monkeyp
     number_with_kernels = len(launches_with_kernels)
     if name != "vanilla":  # the kernels do not compute it
         assert number_with_kernels < number_without_kernels
-    if torch.__version__.startswith("2.13"):
-        row = rf"\|`{re.escape(name)}`\|{number_without_kernels}\|\d+\|\d+\|{number_with_kernels}\|"
+    if torch.__version__.startswith("2.13"):  # the version of the page
+        causal = r"\d+"  # any number
+        decoding = r"\d+"
+        row = rf"\|`{re.escape(name)}`\|{number_without_kernels}\|{causal}\|{decoding}\|{number_with_kernels}\|"
         assert re.search(row, page)
 
 
@@ -667,8 +826,11 @@ def run_gpu_benchmark(*arguments):
 
 
 @pytest.mark.parametrize("part", ["tests", "tests-kernels"])
-def test_a_part_with_tests_of_the_gpu_benchmark_names_tests_that_there_are(part, monkeypatch):
-    """With --dry it runs a single one, which it names."""
+def test_the_gpu_benchmark_names_a_test_that_exists(part, monkeypatch):
+    """Two parts of the benchmark run tests. With --dry each runs a single test, which its command names, such as
+
+    -m pytest -q --device cpu -p no:cacheprovider tests/kernels -k=test_off_by_default
+    """
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import gpu
 
@@ -680,18 +842,20 @@ def test_a_part_with_tests_of_the_gpu_benchmark_names_tests_that_there_are(part,
             files.extend(path.rglob("test_*.py"))
         else:
             files.append(path)
-    name = command[-1].removeprefix("-k=")
-    assert any(f"def {name}(" in file.read_text() for file in files)
+    name_of_test = command[-1].removeprefix("-k=")
+    assert any(f"def {name_of_test}(" in file.read_text() for file in files)
 
 
 @interpreted
 def test_each_part_of_the_gpu_benchmark_leaves_a_result_which_a_second_call_keeps(tmp_path, is_complete_run):
-    """The parts are one of each kind but the steps, which take the interpreter many minutes.
+    """The benchmark consists of parts, which are run one by one.
 
-    The part with tests, which starts pytest, and a block with the kernels run only with --kernels, as they take long.
+    The test runs a part of each kind: two checks, generation, tests, and a causal attention block. Steps of training
+    are left out, because they take the interpreter many minutes. The part with tests, which starts pytest, and the
+    block run only with --kernels, as they take long.
     """
     parts = ["correct", "backend", "generate-simple"]
-    if is_complete_run:
+    if is_complete_run:  # with --kernels
         parts += ["tests-kernels", "causal-simple+kernels"]
     arguments = ["--parts", *parts, "--out", tmp_path]
     first = run_gpu_benchmark(*arguments)
@@ -702,6 +866,8 @@ def test_each_part_of_the_gpu_benchmark_leaves_a_result_which_a_second_call_keep
     assert "has a result in" in second.stdout
     figures_by_call = json.loads((tmp_path / "correct.json").read_text())
     launches_by_call = {name: figures["kernels"] for name, figures in figures_by_call.items()}
+    # Both launch a kernel in each pass. random launches a third one, which adds up the gradient of its parameter R.
+    # fixed_random trains no R.
     assert launches_by_call == {"random 2x5": 3, "fixed_random 2x5": 2}
 
 

@@ -34,21 +34,29 @@ def test_off_by_default(monkeypatch):
 @pytest.mark.parametrize(
     "name, value, end_of_message",
     [
+        # There is no Triton that fits.
         (
             "triton_fits",
             lambda: False,
             "the kernels need an NVIDIA GPU of compute capability 8.0 or higher, and Triton",
         ),
+        # The kernels are for no type at all.
         ("DTYPES", (), "has no effect in float32: use --fp16, --bf16 or --amp"),
     ],
 )
 def test_a_warning_says_once_why_the_kernels_are_off(name, value, end_of_message, monkeypatch, caplog):
-    """Either Triton does not fit, or the kernels are for no type at all."""
+    """Either Triton does not fit, or the kernels are for no type at all. The second of two calls does not warn again.
+
+    `value` replaces the attribute `name` of the module `kernels`.
+    """
     monkeypatch.setattr(kernels, name, value)
+    # On the CPU, where the interpreter runs the kernels, these types count. Let them be the same as on a GPU: none, if
+    # `DTYPES` was replaced.
     monkeypatch.setattr(kernels, "INTERPRETED", kernels.DTYPES)
+    # `device_fits` caches its result, and so warns once. The fixture `kernels_are_on` has cleared the cache.
     for _ in range(2):
         assert not kernels.device_fits(torch.device("cpu"), torch.float32)
-    kernels.device_fits.cache_clear()
+    kernels.device_fits.cache_clear()  # so that no later test finds these results
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("FAIRSEQ_SYNTH_KERNELS: has no effect ")
     assert message.endswith(end_of_message)
@@ -129,9 +137,21 @@ def test_what_is_not_supported(monkeypatch):
     assert not is_taken([matrix])
 
 
-@pytest.mark.parametrize("error", [RuntimeError("out of registers"), torch.cuda.OutOfMemoryError("CUDA out of memory")])
-def test_a_kernel_that_does_not_load(error, monkeypatch):
-    """A user is told in one line; but fairseq sees when memory ends. The next call tries again."""
+@pytest.mark.parametrize(
+    "error, expected_class, expected_message",
+    [
+        # A user is told in one line what to do, and what the error was.
+        (
+            RuntimeError("out of registers"),
+            SynthesizerError,
+            r"set FAIRSEQ_SYNTH_KERNELS=0: a kernel failed: RuntimeError\('out of registers'\)$",
+        ),
+        # This error is raised unchanged, because fairseq catches it and skips the batch.
+        (torch.cuda.OutOfMemoryError("CUDA out of memory"), torch.cuda.OutOfMemoryError, "out of memory"),
+    ],
+)
+def test_a_kernel_that_does_not_load(error, expected_class, expected_message, monkeypatch):
+    """An error of the compiler reaches the user, and the next call tries to compile the kernel again."""
     if torch.get_default_device().type != "cpu":
         pytest.skip("the interpreter compiles nothing")
     compiled_launches = []
@@ -142,12 +162,6 @@ def test_a_kernel_that_does_not_load(error, monkeypatch):
 
     monkeypatch.setattr(kernels, "is_interpreted", lambda: False)
     monkeypatch.setattr(launches.Launch, "compile", fail_to_compile)
-    if type(error) is RuntimeError:
-        expected_class = SynthesizerError
-        expected_message = "set FAIRSEQ_SYNTH_KERNELS=0: a kernel failed: RuntimeError.'out of registers'.$"
-    else:
-        expected_class = type(error)
-        expected_message = "out of memory"
     for _ in range(2):
         logits = Logits([Bias(torch.randn(1, 2, 7, 7))])
         value = torch.randn(3, 2, 7, 8)

@@ -23,6 +23,7 @@ from kernel_calls import (
     make_random_logits,
     run_attention,
     set_number_of_programs,
+    view_queries_keys_and_values,
 )
 
 from fairseq_synth.computations import kernels, plain
@@ -80,47 +81,64 @@ def test_short_sentences_equal_the_plain_computation(spec, masks, is_complete_ru
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("spec", [*SPECS, MIXED])
 def test_long_sentences_equal_the_plain_computation(spec, masks, is_complete_run, monkeypatch):
-    """The tiles are so small that a few words have many of them, some of which are not full."""
+    """The tiles are so small that a few words have many of them, some of which are not full.
+
+    ============================  ====================================  ===========================
+    run                           lengths                               sentences
+    ============================  ====================================  ===========================
+    --kernels (complete)          `choose_lengths` from 1, 7, 33, 65    3; 2 of 65 tokens
+    other                         20                                    2
+    ============================  ====================================  ===========================
+    """
     skip_unless_masks_are_chosen(spec, masks, is_complete_run)
     if spec == MIXED and masks in ("none", "left"):
         pytest.skip("five functions take the interpreter minutes; the paper mixes two")
 
     def choose_small_tile(kernel, layout):
+        """Takes the place of `Tile.for_kernel`, which chooses larger tiles that are fast on a GPU."""
         if kernel == "rows":
-            return launches.Tile(16, 32, 4)
+            return launches.Tile(rows=16, columns=32, warps=4)
         if kernel == "columns":
-            return launches.Tile(32, 16, 4)
-        return launches.Tile(16, 16, 4)
+            return launches.Tile(rows=32, columns=16, warps=4)
+        return launches.Tile(rows=16, columns=16, warps=4)
 
     choose_kernels(monkeypatch, is_short=False)
     monkeypatch.setattr(launches.Tile, "for_kernel", choose_small_tile)
-    lengths = [20]
-    if is_complete_run:
-        lengths = choose_lengths([1, 7, 33, 65], spec, masks)
-    for length in lengths:
-        sentences = 2
-        if is_complete_run and length < 65:
-            sentences = 3
+    if not is_complete_run:
+        check_kernels(spec, 20, masks, monkeypatch, sentences=2)
+        return
+    for length in choose_lengths([1, 7, 33, 65], spec, masks):
+        sentences = 3
+        if length == 65:
+            sentences = 2  # the third one would take long
         check_kernels(spec, length, masks, monkeypatch, sentences=sentences)
 
 
 @interpreted
 @pytest.mark.parametrize(
     "spec, length_with_padding, length_with_causal_mask",
-    [("random", 257, 130), ("random+vanilla", 130, 257), ("dense+vanilla", 130, 130)],
+    [
+        # The interpreter takes long for 257 tokens, so that each of two functions has them under one of two masks.
+        ("random", 257, 130),
+        ("random+vanilla", 130, 257),
+        ("dense+vanilla", 130, 130),
+    ],
 )
 def test_sentences_of_many_tiles_equal_the_plain_computation(
     spec, length_with_padding, length_with_causal_mask, is_complete_run, monkeypatch
 ):
-    """The tiles have the sizes that they have on a GPU. A sentence of 130 tokens has three in each direction."""
-    if not is_complete_run:
-        if spec != "random+vanilla":
-            pytest.skip("takes half a minute: --kernels")
-        for masks in ("padded", "causal"):
-            check_kernels(spec, 130, masks, monkeypatch, max_length=140, sentences=2)
-        return
-    check_kernels(spec, length_with_padding, "padded", monkeypatch, max_length=260)
-    check_kernels(spec, length_with_causal_mask, "causal", monkeypatch, max_length=260)
+    """The tiles have the sizes that they have on a GPU. A sentence of 130 tokens has three in each direction.
+
+    The two lengths are for --kernels, with three sentences. Otherwise one mixture runs, in two sentences of 130 tokens.
+    """
+    if is_complete_run:
+        check_kernels(spec, length_with_padding, "padded", monkeypatch, max_length=260)
+        check_kernels(spec, length_with_causal_mask, "causal", monkeypatch, max_length=260)
+    elif spec == "random+vanilla":
+        check_kernels(spec, 130, "padded", monkeypatch, max_length=140, sentences=2)
+        check_kernels(spec, 130, "causal", monkeypatch, max_length=140, sentences=2)
+    else:
+        pytest.skip("takes half a minute: --kernels")
 
 
 @interpreted
@@ -128,12 +146,17 @@ def test_sentences_of_many_tiles_equal_the_plain_computation(
 def test_heads_of_any_width_equal_the_plain_computation(width, is_complete_run, monkeypatch):
     """Heads of a mixture are tested, and those of functions alone.
 
-    Of these, random has no other width than that of the values.
+    Without --kernels, only random is tested of the functions alone. The width is that of its values, as it has no
+    queries and keys.
     """
-    mixture = "dense+vanilla" if width > 64 else MIXED
-    names = NAMES if is_complete_run else ["random"]
+    mixture = MIXED
+    if width > 64:
+        mixture = "dense+vanilla"  # the kernels refuse more than two functions in such wide heads
+    names = ["random"]
+    if is_complete_run:
+        names = NAMES
     for spec in [mixture, *names]:
-        if is_supported(spec):
+        if is_supported(spec):  # not vanilla alone
             check_kernels(spec, 6, "padded", monkeypatch, width, sentences=2)
 
 
@@ -159,9 +182,22 @@ def test_distances_above_the_largest_share_a_value(spec, length, is_short, monke
 
 
 @interpreted
-@pytest.mark.parametrize("columns", [slice(0, 5), slice(6, 11), slice(0, 11), slice(5, 6)], ids=str)
+@pytest.mark.parametrize(
+    "columns",
+    [
+        slice(0, 5),  # the first 5 values, for the distances from -2 to 2
+        slice(6, 11),  # the last 5 values
+        slice(0, 11),  # all values, for the distances from -5 to 5
+        slice(5, 6),  # a single value, which is that of all distances
+    ],
+    ids=str,
+)
 def test_values_of_distances_may_be_a_part_of_a_larger_tensor(columns, is_short):
-    """A single value may be that of all distances. Its gradient is the sum of all diagonals."""
+    """The gradient of the whole tensor, which has 11 values for each head, is that of the plain computation.
+
+    In sentences of 9 tokens there are distances from -8 to 8. Those that are too large for the values have the first or
+    the last value, whose gradient is the sum of several diagonals.
+    """
     torch.manual_seed(0)
     values_of_distances = torch.randn(2, 11, requires_grad=True)
     value = torch.randn(2, 2, 9, 4)
@@ -204,32 +240,59 @@ def test_half_precision_in_the_interpreter_is_as_exact_as_the_plain_computation(
     check_kernels(spec, 9, "padded", monkeypatch, dtype=torch.float16)
 
 
+def make_constant_term(kind, four):
+    """Returns a term of some logits that is 64 in each row and column.
+
+    Args:
+        kind: one of the kinds of the test below.
+        four: a tensor (B, H, T, 4) that is 4 everywhere.
+    """
+    if kind == "product":
+        return Product(four, four)  # the sum over 4 features of 4 * 4
+    four_of_first_sentence = four[:1]
+    if kind == "product with a shared key":
+        return Product(four, four_of_first_sentence)  # the same
+    if kind == "outer product":
+        eight = 2 * torch.cat([four, four, four], dim=3)  # 8 left and 4 right features
+        return Outer(eight, left_size=8)  # 8 * 8
+    if kind == "row":
+        column_of_first_row = four_of_first_sentence[:, :, :1, :1]
+        return Bias(16 * column_of_first_row.expand(-1, -1, -1, four.size(2)))  # 16 * 4, in one row for all rows
+    assert kind == "matrix"
+    first_column = four_of_first_sentence[:, :, :, :1]
+    return Bias((16 * first_column).repeat(1, 1, 1, four.size(2)))  # 16 * 4
+
+
 @interpreted
 @pytest.mark.parametrize("needs_other_gradients", [False, True])
 @pytest.mark.parametrize("kind", ["product", "product with a shared key", "outer product", "row", "matrix"])
 def test_the_weight_of_a_constant_has_no_gradient_but_rounding(kind, needs_other_gradients, is_short):
-    """A constant changes no softmax. The output is rounded, too, and still the gradient is small."""
+    """The computed gradient of the weight of a constant term is nearly 0.
+
+    The logits are `weight * 64 + another term`. The softmax of a row does not change if the same number is added to all
+    its columns, so that the weight has no effect and its exact gradient is 0. The kernels compute it as the sum of 64
+    times the gradients of all logits, which cancel but for rounding: their absolute values have a sum of about 3,000.
+    In half precision the output is rounded, too, and still the sum is small. Values around 8 make these errors larger.
+    """
     torch.manual_seed(0)
-    query, key, value, gradient = torch.randn(4, 2, 2, 20, 4, dtype=torch.float16)
+    query, key, value, gradient = torch.randn(4, 2, 2, 20, 4, dtype=torch.float16).unbind()  # (B, H, T, features)
     R = torch.randn(1, 2, 20, 20, dtype=torch.float16)
-    weights = torch.full((1, 2), 0.5, dtype=torch.float16, requires_grad=True)
+    weights = torch.full((1, 2), 0.5, dtype=torch.float16, requires_grad=True)  # one weight for each head
     four = torch.full((2, 2, 20, 4), 4, dtype=torch.float16)
-    # Each of these terms is 64 in every row and column.
-    constant_term = {
-        "product": Product(four, four),
-        "product with a shared key": Product(four, four[:1]),
-        "outer product": Outer(2 * torch.cat([four, four, four], 3), 8),
-        "row": Bias(16 * four[:1, :, :1, :1].expand(-1, -1, -1, 20)),
-        "matrix": Bias((16 * four[:1, :, :, :1]).repeat(1, 1, 1, 20)),
-    }[kind]
+    constant_term = make_constant_term(kind, four)
     if needs_other_gradients:
         for tensor in (query, R, four):
             tensor.requires_grad_()
-    other_term = Bias(R) if kind == "product" else Product(query, key)
-    logits = make_logits(weights, Summand(constant_term, weight=0), Summand(other_term))
+    # Logits have at most one product of queries and keys that differ by sentence.
+    if kind == "product":
+        other_term = Bias(R)
+    else:
+        other_term = Product(query, key)
+    logits = make_logits(weights, Summand(constant_term, weight_row=0), Summand(other_term))
     out = attend_by_kernels(logits, value + 8)
     inputs = [weights]
     if needs_other_gradients:
+        # Some kinds of logits do not use all of these, or have a copy of `four` that was made before.
         inputs += [query, R, four]
     gradient_of_weights, *_ = torch.autograd.grad(out, inputs, gradient, allow_unused=True)
     assert gradient_of_weights.abs().max() < 0.1
@@ -253,10 +316,14 @@ def test_a_program_may_have_several_sentences(programs, is_short, monkeypatch):
 
 @interpreted
 @pytest.mark.parametrize("length", [2, 9])
-def test_terms_that_the_kernels_cannot_read_where_they_are_are_copied(length, is_short):
-    """The gradients reach the tensors that the terms are made of."""
+def test_terms_of_any_kind_have_the_gradients_of_the_plain_computation(length, is_short):
+    """The gradients reach the tensors that the terms are made of, also if the kernels read copies of the terms.
+
+    `make_random_logits` returns terms of every kind, two of which have to be copied.
+    """
     logits, tensors = make_random_logits(sentences=3, heads=2, length=length)
     value = torch.randn(3, 2, length, 6, requires_grad=True)
+    # The gradient of the output (B, H, T, features) lies in memory as (B, features, T, H), unlike the output.
     gradient = torch.randn(3, 6, length, 2).permute(0, 3, 2, 1)
     inputs = [value, *tensors]
     out = attend_by_kernels(logits, value)
@@ -291,18 +358,31 @@ def test_a_sentence_of_one_token_equals_the_plain_computation(spec, monkeypatch)
 def test_queries_keys_and_values_may_be_views_of_one_projection(case, is_short):
     """The layer makes such views, and the kernels are right after anything that a function may do to them.
 
-    A function may swap queries and keys, use the queries twice, stop their gradient, change the gradient of the keys by
-    a hook, and let the queries retain their gradient.
+    ====================  ==========================================================================================
+    case                  what a function does
+    ====================  ==========================================================================================
+    packed                nothing: it has the views that the layer makes
+    swapped               it takes the keys as queries and the queries as keys
+    the same twice        it takes the queries as keys, too
+    without a gradient    it stops the gradient of the queries
+    a hook                it has a hook that replaces the gradient of the keys by 0; the hook sees the right gradient
+    retained              it lets the queries, which are no leaf, retain their gradient, which is right
+    ====================  ==========================================================================================
     """
-    packed = torch.randn(5, 3, 24, requires_grad=True)
+    packed = torch.randn(5, 3, 24, requires_grad=True)  # (T, B, 3 * 2 heads * 4 features)
     R = torch.randn(2, 7, 7, requires_grad=True)
-    weights = torch.rand(2, 2, requires_grad=True)
+    weights = torch.rand(2, 2, requires_grad=True)  # (weights, H)
 
     def compute_output_and_gradients(attend):
-        q, k, v = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in packed.split(8, dim=-1))
+        q, k, v = view_queries_keys_and_values(packed)
         query = q
         key = k
-        gradients_of_parts = []  # of the keys from a hook, or of the queries that retain theirs
+        gradients_of_parts = []  # the gradient of the keys in the case "a hook", and of the queries in "retained"
+
+        def record_and_stop(gradient):
+            gradients_of_parts.append(gradient)
+            return 0 * gradient
+
         if case == "swapped":
             query = k
             key = q
@@ -311,21 +391,17 @@ def test_queries_keys_and_values_may_be_views_of_one_projection(case, is_short):
         elif case == "without a gradient":
             query = q.detach()
         elif case == "a hook":
-
-            def record_and_stop(gradient):
-                gradients_of_parts.append(gradient)
-                return 0 * gradient
-
             k.register_hook(record_and_stop)
         elif case == "retained":
             q.retain_grad()
+        product = Product(query, key)
         window = Bias(take_window(R, make_inputs(5)))
-        logits = make_logits(weights, Summand(Product(query, key), weight=1), Summand(window, weight=0))
+        logits = make_logits(weights, Summand(product, weight_row=1), Summand(window, weight_row=0))
         out = attend(logits, v)
         gradient = torch.linspace(-1, 1, out.numel()).view_as(out)
         gradients = torch.autograd.grad(out, [packed, R, weights], gradient, retain_graph=True)
         if case == "retained":
-            out.backward(gradient)
+            out.backward(gradient)  # unlike torch.autograd.grad, it sets q.grad
             gradients_of_parts.append(q.grad)
         if case in ("a hook", "retained"):
             assert len(gradients_of_parts) == 1
@@ -340,7 +416,12 @@ def test_queries_keys_and_values_may_be_views_of_one_projection(case, is_short):
 
 @interpreted
 def test_dropout_equals_the_plain_computation_with_the_same_dropped_weights(is_short, monkeypatch):
-    """If V is the identity, the output is the weights, and so shows which ones are dropped."""
+    """If V is the identity, the output is the weights, and so shows which ones are dropped.
+
+    The first part of the test finds them. In the second part, the plain computation drops the same ones, and has the
+    same gradients as the kernels. Both parts have the same seed, logits and sizes of the weights (B, H, T, T), on which
+    alone it depends which weights the kernels drop.
+    """
     torch.manual_seed(0)
     length = 20
     dropout = 0.4
@@ -348,6 +429,7 @@ def test_dropout_equals_the_plain_computation_with_the_same_dropped_weights(is_s
     seed = torch.tensor([1234567890123456789])
     monkeypatch.setattr(torch, "randint", lambda *_, **kwargs: seed)  # the kernels take their seed from it
 
+    # A weight is either dropped, or divided by the probability of keeping it.
     identity = torch.eye(length).expand(3, 2, length, length)
     weights = attend_by_kernels(logits, identity)
     weights_with_dropout = attend_by_kernels(logits, identity, dropout=dropout)
@@ -359,12 +441,17 @@ def test_dropout_equals_the_plain_computation_with_the_same_dropped_weights(is_s
     rows = is_kept.flatten(0, 2)
     assert len(rows.unique(dim=0)) == len(rows)
 
+    # With other values, the kernels drop the same weights again.
     value = torch.randn(3, 2, length, 6, requires_grad=True)
     gradient = torch.randn(3, 2, length, 6)
     inputs = [value, *tensors]
     out = attend_by_kernels(logits, value, dropout=dropout)
     gradients = torch.autograd.grad(out, inputs, gradient)
-    monkeypatch.setattr(plain, "drop", lambda weights, *_: weights * is_kept / (1 - dropout))
+
+    def drop_the_same_weights(weights, *_):
+        return weights * is_kept / (1 - dropout)
+
+    monkeypatch.setattr(plain, "drop", drop_the_same_weights)
     expected_out = attend_plainly(logits, value, dropout=dropout)
     expected = torch.autograd.grad(expected_out, inputs, gradient)
     torch.testing.assert_close(gradients, expected, atol=1e-4, rtol=0)
@@ -395,22 +482,32 @@ class MixtureCall(NamedTuple):
     needs_matrix_gradient: bool = True
     needs_weights_gradient: bool = True
     number_of_weights: int = 2
-    weight_of_product: int | None = 0
-    weight_of_matrix: int | None = 1
+    product_weight_row: int | None = 0
+    matrix_weight_row: int | None = 1
     scale: float = 1.0
     masks: str = "none"
     has_diagonals: bool = False
 
     def compute(self, attend):
-        """Returns the output for real tokens, and the gradients of the sum of its squares that are needed."""
+        """Returns the output for real tokens, and the gradients of the sum of its squares that are needed.
+
+        The tensors that a gradient may be needed of are the projection with queries, keys and values, the matrix R or
+        the values of the diagonals, and the weights of the mixture. There are 2 heads of 4 features.
+
+        Args:
+            attend: computes the attention, `attend_by_kernels` or `attend_plainly`.
+        """
         torch.manual_seed(0)
-        packed = torch.randn(self.length, self.sentences, 24, requires_grad=self.needs_projection_gradient)
-        shape = (2, 4, 4)
+        size_of_packed = (self.length, self.sentences, 3 * 2 * 4)
+        packed = torch.randn(size_of_packed, requires_grad=self.needs_projection_gradient)
         if self.has_diagonals:
-            shape = (2, 7)  # values for the distances from -3 to 3
-        R = torch.randn(shape, requires_grad=self.needs_matrix_gradient)
+            size_of_R = (2, 7)  # in each head, values for the distances from -3 to 3
+        else:
+            size_of_R = (2, 4, 4)  # in each head, rows and columns for up to 4 tokens
+        R = torch.randn(size_of_R, requires_grad=self.needs_matrix_gradient)
         weights = torch.randn(self.number_of_weights, 2, requires_grad=self.needs_weights_gradient)
-        q, k, v = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in packed.split(8, dim=-1))
+
+        q, k, v = view_queries_keys_and_values(packed)  # each is (B, H, T, 4)
         inputs = make_inputs(self.length)
         if self.has_diagonals:
             matrix = Diagonals(take_distances(R, inputs))
@@ -418,14 +515,16 @@ class MixtureCall(NamedTuple):
             matrix = Bias(take_window(R, inputs))
         logits = make_logits(
             weights,
-            Summand(Product(q, k, self.scale), self.weight_of_product),
-            Summand(matrix, self.weight_of_matrix),
+            Summand(Product(q, k, self.scale), self.product_weight_row),
+            Summand(matrix, self.matrix_weight_row),
         )
+
         if self.masks == "padded":
             lengths = [self.length] * self.sentences
             lengths[0] -= 1
-            padding = padding_mask(lengths)
-            out = attend(logits, v, padding).masked_fill(padding[:, None, :, None], 0.0)
+            padding = padding_mask(lengths)  # (B, T)
+            out = attend(logits, v, padding)
+            out = out.masked_fill(padding[:, None, :, None], 0.0)  # at padding any output is right
         else:
             out = attend(logits, v, is_causal=self.masks == "causal")
         needed = [tensor for tensor in (packed, R, weights) if tensor.requires_grad]
@@ -443,9 +542,9 @@ class MixtureCall(NamedTuple):
         MixtureCall(needs_matrix_gradient=False),
         MixtureCall(needs_weights_gradient=False),
         MixtureCall(number_of_weights=3),
-        MixtureCall(weight_of_product=1, weight_of_matrix=0),
-        MixtureCall(weight_of_product=None, weight_of_matrix=0),
-        MixtureCall(weight_of_product=0, weight_of_matrix=None),
+        MixtureCall(product_weight_row=1, matrix_weight_row=0),
+        MixtureCall(product_weight_row=None, matrix_weight_row=0),
+        MixtureCall(product_weight_row=0, matrix_weight_row=None),
         MixtureCall(scale=0.5),
         MixtureCall(masks="padded"),
         MixtureCall(masks="causal"),
@@ -537,24 +636,25 @@ def test_parameters_that_are_not_trained_have_no_gradient(monkeypatch):
 
 
 def test_only_the_first_rows_and_columns_of_a_parameter_are_read_in_the_parameter():
-    """Any other part of it is copied, as its rows lie elsewhere in memory."""
-    parameter = torch.randn(2, 6, 4)
-    beginnings = [
-        parameter[None],
-        parameter[None, :, :3],
-        parameter[None, :, :1],
-        parameter[None, :, :5, :2],
+    """Any other part of it is copied, as its rows lie elsewhere in memory, or as it has fewer heads."""
+    parameter = torch.randn(2, 6, 4)  # (H, rows, columns)
+    # Each part is (1, heads, rows, columns).
+    parts_that_are_read_in_place = [
+        parameter[None],  # all of it
+        parameter[None, :, :3],  # the first 3 rows
+        parameter[None, :, :1],  # the first row
+        parameter[None, :, :5, :2],  # the first 5 rows and 2 columns
     ]
-    for beginning in beginnings:
-        assert tensors.find_or_copy(beginning, heads=2).tensor is parameter
-    other_parts = [
-        parameter[None, :, ::2],
-        parameter[None, :, 1:4],
-        parameter[None, :, :, ::2],
-        parameter[None, :, :, 1:],
-        parameter[None, :1],
+    for part in parts_that_are_read_in_place:
+        assert tensors.find_or_copy(part, heads=2).tensor is parameter
+    parts_that_are_copied = [
+        parameter[None, :, ::2],  # every second row
+        parameter[None, :, 1:4],  # rows from the second one on
+        parameter[None, :, :, ::2],  # every second column
+        parameter[None, :, :, 1:],  # columns from the second one on
+        parameter[None, :1],  # the first head alone
     ]
-    for part in other_parts:
+    for part in parts_that_are_copied:
         copied = tensors.find_or_copy(part, heads=part.size(1))
         assert copied.tensor is not parameter
         torch.testing.assert_close(copied.tensor, part[0])
