@@ -35,10 +35,7 @@ def softmax(scores: list[float]) -> list[float]:
 
 
 def weighted_sum(weights: list[float], vectors: list[list[float]], size: int) -> list[float]:
-    """Returns the sum of vectors of a size, each multiplied by its weight; zeros if there are no vectors.
-
-    There may be more weights than vectors. The other weights are not used.
-    """
+    """Returns the sum of vectors of a size, each multiplied by its weight; zeros if there are no vectors."""
     total = [0.0] * size
     for weight, vector in zip(weights, vectors):
         for c in range(size):
@@ -49,35 +46,47 @@ def weighted_sum(weights: list[float], vectors: list[list[float]], size: int) ->
 def score(name: str, p: dict[str, torch.Tensor], h: int, i: int, j: int, x, q, k) -> float:
     """Returns the logit of a function in row i and column j of head h.
 
-    Beyond l rows and columns the parameters begin again (the paper: "tile to the maximum sequence length").
+    Beyond l rows and columns the parameters begin again (the paper: "tile to the maximum sequence length"). Only
+    relative_random has no such rows: its larger distances get the logit of the distance l or -l.
 
     Args:
         name: the name of the function.
-        p: the parameters of the function by name, and "a" for factorized_dense.
+        p: the parameters of the function by name, and "a" for factorized_dense. With H heads of width d:
+            random and fixed_random: R (H, l, l)
+            factorized_random: R1 and R2 (H, l, rank)
+            relative_random: r (H, 2 l + 1), for the distances from -l to l
+            dense: W1 (H, d, d) and b1 (H, d); W2 (H, l, d) and b2 (H, l)
+            factorized_dense: W1 and b1 as dense; W2 (H, a + b, d) and b2 (H, a + b), where a b = l
         h, i, j: the numbers of the head, the row and the column.
-        x, q, k: the features, query and key of each position, as far as they are those of this head.
+        x, q, k: the features, query and key of each position, as far as they are those of this head. q and k may be
+            None for a function that does not read them.
     """
     if name in ("random", "fixed_random"):  # eq. 4: R
-        R = p["R"]
-        return float(R[h, i % R.shape[1], j % R.shape[1]])
+        length = p["R"].shape[1]
+        return float(p["R"][h, i % length, j % length])
     if name == "factorized_random":  # eq. 7: R1 R2^T
         length = p["R1"].shape[1]
         return dot(p["R1"][h, i % length], p["R2"][h, j % length])
-    if name == "relative_random":  # r[clip(j - i, -m, m)], m = l
-        m = p["r"].shape[1] // 2
-        distance = min(max(j - i, -m), m)
-        return float(p["r"][h, m + distance])
+    if name == "relative_random":  # r[clip(j - i, -l, l)]
+        largest_distance = p["r"].shape[1] // 2  # l
+        distance = min(max(j - i, -largest_distance), largest_distance)
+        return float(p["r"][h, largest_distance + distance])  # The distance -l has the index 0.
     if name == "dense":  # eq. 2: W2 relu(W1 x + b1) + b2
+        hidden = relu_layer(p["W1"][h], p["b1"][h], x[i])
         column = j % p["W2"].shape[1]
-        hidden = relu_layer(p["W1"][h], p["b1"][h], x[i])
         return dot(p["W2"][h, column], hidden) + float(p["b2"][h, column])
-    if name == "factorized_dense":  # eq. 5, 6: A of a values, B of b values, column j = (u, v)
-        a = p["a"]
-        b = p["W2"].shape[1] - a  # W2 has a rows for A, then b for B
-        u, v = divmod(j % (a * b), b)
+    if name == "factorized_dense":  # eq. 5, 6: A_u B_v in column j = u b + v
         hidden = relu_layer(p["W1"][h], p["b1"][h], x[i])
-        A_u = dot(p["W2"][h, u], hidden) + float(p["b2"][h, u])
-        B_v = dot(p["W2"][h, a + v], hidden) + float(p["b2"][h, a + v])
+        a = p["a"]
+        b = p["W2"].shape[1] - a
+        column = j % (a * b)
+        u = column // b
+        v = column % b
+        # The first a rows of W2 and b2 give the numbers A_0, A_1, …, and the other b rows the numbers B_0, B_1, …
+        row_of_A_u = u
+        row_of_B_v = a + v
+        A_u = dot(p["W2"][h, row_of_A_u], hidden) + float(p["b2"][h, row_of_A_u])
+        B_v = dot(p["W2"][h, row_of_B_v], hidden) + float(p["b2"][h, row_of_B_v])
         return A_u * B_v
     if name == "vanilla":  # q k / sqrt(d)
         return dot(q[i], k[j]) / math.sqrt(len(q[i]))
@@ -148,8 +157,10 @@ def compute_heads(module, i: int, visible_columns: list[int], rows, values, quer
         module: a SyntheticAttention in float64.
         i: the number of the row.
         visible_columns: the numbers of the columns that it sees.
-        rows, values, queries, keys: a vector for each position. Queries and keys have only the heads that read them, if
-            the module has projections for them.
+        rows: X, a vector for each position, in which the features of head h are the h-th part.
+        values: G, a vector for each position, divided in the same way.
+        queries, keys: a vector for each position. They have only the heads that read them, so that the first part may
+            be that of the third head. They are not read if no head reads them.
     """
     size = module.head_dim
     head = 0  # the number of the head
@@ -159,15 +170,42 @@ def compute_heads(module, i: int, visible_columns: list[int], rows, values, quer
         for head_of_mixture in range(mixture.num_heads):
             x = slice_rows(rows, head, size)
             v = slice_rows(values, head, size)
-            q = slice_rows(queries, head_with_query, size)
-            k = slice_rows(keys, head_with_query, size)
-            scores = [mixed_score(mixture, head_of_mixture, i, j, x, q, k) for j in visible_columns]
-            joined += weighted_sum(softmax(scores), [v[j] for j in visible_columns], size)
             head += 1
+            q = None
+            k = None
             if mixture.reads_query_key:
+                q = slice_rows(queries, head_with_query, size)
+                k = slice_rows(keys, head_with_query, size)
                 head_with_query += 1
+            scores = [mixed_score(mixture, h=head_of_mixture, i=i, j=j, x=x, q=q, k=k) for j in visible_columns]
+            visible_values = [v[j] for j in visible_columns]
+            joined += weighted_sum(softmax(scores), visible_values, size)
     assert head == module.num_heads
     return joined
+
+
+def linformer_head(E, F, queries, keys, values, size: int) -> list[list[float]]:
+    """Returns softmax(Q (E K)^T / sqrt(d)) F V, the output of a head in each row of a sentence.
+
+    The sentence may be shorter than n. Then E and F end with columns that have no word to multiply, and which are cut.
+
+    Args:
+        E, F: the matrices (k, n) of the head.
+        queries, keys, values: Q, K and V, a vector of d numbers for each word.
+        size: d.
+    """
+    length = len(keys)
+    projected_keys = []  # E K
+    for weights in E.tolist():
+        projected_keys.append(weighted_sum(weights[:length], keys, size))
+    projected_values = []  # F V
+    for weights in F.tolist():
+        projected_values.append(weighted_sum(weights[:length], values, size))
+    out = []
+    for query in queries:
+        scores = [dot(query, key) / math.sqrt(size) for key in projected_keys]
+        out.append(weighted_sum(softmax(scores), projected_values, size))
+    return out
 
 
 def linformer(module, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -190,18 +228,19 @@ def linformer(module, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         queries = project(module.q_proj, rows)
         keys = project(module.k_proj, rows)
         values = project(module.v_proj, rows)
-        joined_rows: list[list[float]] = [[] for _ in range(length)]  # the heads of each row, one after the other
+        heads = []  # heads[h][i]: the output of head h in row i
         for h in range(H):
-            E = module.E[h % module.E.shape[0]]  # (k, n); a projection may be that of all heads
-            F = module.F[h % module.F.shape[0]]
+            # E has a matrix for each head, or a single one for all heads, and so has F.
+            E = module.E[0] if len(module.E) == 1 else module.E[h]
+            F = module.F[0] if len(module.F) == 1 else module.F[h]
             q = slice_rows(queries, h, d)
-            # The sentence may be shorter than n. Then only the first columns of E and F have a word to multiply.
-            projected_keys = [weighted_sum(weights, slice_rows(keys, h, d), d) for weights in E.tolist()]  # E K
-            projected_values = [weighted_sum(weights, slice_rows(values, h, d), d) for weights in F.tolist()]  # F V
-            for i in range(length):
-                scores = [dot(q[i], key) / math.sqrt(d) for key in projected_keys]
-                joined_rows[i] += weighted_sum(softmax(scores), projected_values, d)
+            k = slice_rows(keys, h, d)
+            v = slice_rows(values, h, d)
+            heads.append(linformer_head(E, F, q, k, v, d))
         for i in range(length):
-            projected = linear(module.out_proj.weight, module.out_proj.bias, joined_rows[i])
+            joined: list[float] = []
+            for head in heads:
+                joined += head[i]
+            projected = linear(module.out_proj.weight, module.out_proj.bias, joined)
             out[i, b] = torch.tensor(projected, dtype=torch.float64)
     return out

@@ -101,15 +101,21 @@ def test_queries_keys_and_values_are_three_products_in_evaluation(module_with_qu
     "register", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
 )
 def test_a_projection_with_a_hook_is_called(register, module_with_queries, rows_of_weights):
+    """In training the three projections are one product, but not if one of them has a hook, which would not be called.
+
+    The results are the same. `rows_of_weights` lists the products: each entry is the number of rows of the weight.
+    """
     module = module_with_queries
-    heads = module.num_query_heads
+    rows_of_queries = 3 * module.num_query_heads  # The heads have the width 3.
+    rows_of_keys = 3 * module.num_query_heads
+    rows_of_values = 6
     x = torch.randn(5, 3, 6).double().requires_grad_()
     expected = project_and_differentiate(module, x)
     rows_of_weights.clear()
     register_hook = getattr(module.k_proj, register)
     register_hook(do_nothing)
     torch.testing.assert_close(project_and_differentiate(module, x), expected)
-    assert rows_of_weights == [3 * heads, 3 * heads, 6]
+    assert rows_of_weights == [rows_of_queries, rows_of_keys, rows_of_values]
 
 
 def test_a_projection_with_another_forward_is_called(module_with_queries, rows_of_weights):
@@ -478,8 +484,11 @@ def test_heads_may_share_their_logits(grad, restore_registry):
 def make_attentions_with_equal_rows(spec, dropout):
     """Returns two attentions with equal rows of logits: the first computes one row for all rows, the second every row.
 
+    Both have the same parameters, because `make_attention` draws them from the same seed. The caller has to use the
+    fixture `restore_registry`, because two functions are registered.
+
     Args:
-        spec: the functions of the first attention, with "columns" in it.
+        spec: the functions of the first attention, with "columns" in it. The second one has "rows" in its place.
         dropout: the probability of dropping an attention weight.
     """
 
@@ -488,14 +497,17 @@ def make_attentions_with_equal_rows(spec, dropout):
 
         def forward(self, inputs):
             """Returns the logits (1, H, T, S)."""
-            row = self.c[None, :, None, : inputs.src_len]
-            return [Bias(row.expand(-1, -1, inputs.x.size(0), -1))]
+            num_rows = inputs.x.size(0)  # T
+            logits_of_columns = self.c[:, : inputs.src_len]  # (H, S)
+            row = logits_of_columns.unsqueeze(0).unsqueeze(2)  # (1, H, 1, S)
+            return [Bias(row.expand(-1, -1, num_rows, -1))]
 
     synthesizers.register_synthesizer("columns")(Columns)
     synthesizers.register_synthesizer("rows")(Rows)
     has_dropout = dropout > 0
     one_row = make_attention(spec, dropout=dropout).double().train(has_dropout)
-    every_row = make_attention(spec.replace("columns", "rows"), dropout=dropout).double().train(has_dropout)
+    spec_with_rows = spec.replace("columns", "rows")
+    every_row = make_attention(spec_with_rows, dropout=dropout).double().train(has_dropout)
     return one_row, every_row
 
 
@@ -507,15 +519,21 @@ SPECS_WITH_EQUAL_ROWS = ["columns", "columns:1/random:1", "columns+vanilla", "co
 @pytest.mark.parametrize("spec", SPECS_WITH_EQUAL_ROWS)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_one_row_of_logits_stands_for_all_rows(spec, dropout, need_weights, mask, restore_registry):
-    """Dropout nevertheless differs from row to row."""
+    """A function whose logits depend only on the column may return one row of logits for all rows.
+
+    The results are those of an attention that computes every row. Dropout nevertheless differs from row to row: from
+    one seed, the two attentions drop the same weights.
+    """
     one_row, every_row = make_attentions_with_equal_rows(spec, dropout)
     x = torch.randn(5, 3, 6).double()
     arguments = {"need_weights": need_weights}
     if mask == "padding":
         arguments["key_padding_mask"] = padding_mask([5, 4, 2])
     elif mask == "causal":
+        # The mask of this project, an empty tensor, which computations know without reading numbers.
         arguments["attn_mask"] = causal_mask(x)
     elif mask == "future":
+        # fairseq's mask, a matrix with -inf above the diagonal. This case also asks for the weights of each head.
         arguments["attn_mask"] = future_mask(5)
         arguments["need_head_weights"] = need_weights
     torch.manual_seed(0)
@@ -551,9 +569,16 @@ def check_steps_of_a_beam_search(module):
     """Checks the output of a self-attention at each step of a search for 9 tokens with 3 hypotheses.
 
     Hypotheses are reordered before step 4, twice before step 5, and before step 7, when one is finished.
+
+    Each step is given one token of each hypothesis. It has to return what the module returns for this token if it is
+    given all tokens at once, under a mask of the future.
     """
     length = 9
-    orders_by_step = {4: [[2, 0, 0]], 5: [[0, 1, 2], [2, 0, 0]], 7: [[2, 1]]}
+    orders_by_step = {
+        4: [[2, 0, 0]],  # Hypothesis 0 goes on in two ways, and hypothesis 1 is dropped.
+        5: [[0, 1, 2], [2, 0, 0]],  # The first order changes nothing.
+        7: [[2, 1]],  # Two hypotheses are left.
+    }
     x = torch.randn(length, 3, 6)
     padding = torch.zeros(3, length, dtype=torch.bool)
     padding[1, 2] = True  # a hypothesis that ended; fairseq's search goes on with it
@@ -562,10 +587,15 @@ def check_steps_of_a_beam_search(module):
         for order in orders_by_step.get(step, []):
             module.reorder_incremental_state(incremental_state, torch.tensor(order))
             padding = padding[order]
+            # The tokens so far follow the order. Later tokens are drawn anew, so that two hypotheses that go on from
+            # the same one differ from here on.
+            tokens_so_far = x[:step, order]
             later_tokens = torch.randn(length - step, len(order), 6)
-            x = torch.cat([x[:step, order], later_tokens])
+            x = torch.cat([tokens_so_far, later_tokens])
         token = x[step : step + 1]
-        padding_of_token = padding[:, step : step + 1] if padding[:, step].any() else None
+        padding_of_token = padding[:, step : step + 1]  # (B, 1)
+        if not padding_of_token.any():
+            padding_of_token = None
         out, _ = module(token, token, token, key_padding_mask=padding_of_token, incremental_state=incremental_state)
         expected, _ = module(x, x, x, attn_mask=future_mask(length), key_padding_mask=padding)
         torch.testing.assert_close(out[0], expected[step])
@@ -604,7 +634,10 @@ def test_the_gradient_of_steps_equals_that_of_the_whole_sentence(spec):
 
 
 def test_the_second_derivative_of_steps_equals_that_of_the_plain_computation():
-    """Steps must not look values up by embedding_bag, which has no second derivative."""
+    """Steps are calls with one token each, as in decoding.
+
+    They must not look values up by embedding_bag, which has no second derivative.
+    """
     module = make_attention("random+vanilla").double()
     x = torch.randn(3, 2, 6, dtype=torch.float64, requires_grad=True)
 
@@ -614,9 +647,11 @@ def test_the_second_derivative_of_steps_equals_that_of_the_plain_computation():
         (second_derivative,) = torch.autograd.grad(gradient.pow(2).sum(), x)
         return second_derivative
 
+    # An attention that has to return its weights computes them as a whole: this is the plain computation.
     plain_out, _ = module(x, attn_mask=causal_mask(x), need_weights=True)
     expected = compute_second_derivative(plain_out)
-    torch.testing.assert_close(compute_second_derivative(decode(module, x)), expected)
+    out_of_steps = decode(module, x)  # one token after the other, with a cache
+    torch.testing.assert_close(compute_second_derivative(out_of_steps), expected)
 
 
 @pytest.mark.parametrize("spec", ["random", "vanilla"])
@@ -661,16 +696,25 @@ def test_some_steps_may_be_under_autocast(spec, half_first):
 
 @pytest.mark.parametrize("spec", ["random", "random+vanilla"])
 def test_cached_padding_is_reordered(spec):
+    """Two tokens are given before the hypotheses are reordered, and one after that.
+
+    The first token of hypothesis 0 is padding. The third output is that of all three tokens in the new order, at once.
+    """
     module = make_attention(spec)
     x = torch.randn(3, 2, 6)
     padding = torch.tensor([[True, False, False], [False, False, False]])
     order = torch.tensor([1, 0])
+    reordered_x = x[:, order]  # (T, B, C)
+    reordered_padding = padding[order]  # (B, T)
     incremental_state = {}
     with torch.no_grad():
-        expected, _ = module(x[:, order], key_padding_mask=padding[order], attn_mask=future_mask(3), need_weights=True)
+        expected, _ = module(
+            reordered_x, key_padding_mask=reordered_padding, attn_mask=future_mask(3), need_weights=True
+        )
+        # A call with several tokens needs a mask of the future. A single token sees all tokens of the cache.
         module(x[:2], key_padding_mask=padding[:, :2], incremental_state=incremental_state, attn_mask=future_mask(2))
         module.reorder_incremental_state(incremental_state, order)
-        out, _ = module(x[2:, order], key_padding_mask=padding[order, 2:], incremental_state=incremental_state)
+        out, _ = module(reordered_x[2:], key_padding_mask=reordered_padding[:, 2:], incremental_state=incremental_state)
     torch.testing.assert_close(out, expected[2:])
 
 
@@ -711,6 +755,9 @@ def test_a_step_does_not_join_the_factors_of_a_mixture(spec, monkeypatch):
     """For one row of logits the products of two factors are added up, so that no keys are copied.
 
     For more rows the factors are joined, and their product is computed at once.
+
+    The function ``join_features(factors)`` does this. Here it is always called, but for one row with one factor at a
+    time, which it returns as it is.
     """
     module = make_attention(spec).eval()
     join_features = mock.Mock(side_effect=logits.join_features)
@@ -718,12 +765,13 @@ def test_a_step_does_not_join_the_factors_of_a_mixture(spec, monkeypatch):
     incremental_state = {}
 
     def list_numbers_of_factors(rows):
-        """Returns how many factors each call of join_features got while the next rows were computed."""
+        """Returns the different numbers of factors that join_features got while the next rows were computed."""
         join_features.reset_mock()
         module(torch.randn(rows, 2, 6), incremental_state=incremental_state)
         return {len(call.args[0]) for call in join_features.call_args_list}
 
     assert list_numbers_of_factors(rows=2) == {2}
+    # Two steps of decoding follow, with a row each. Their keys are those of the two tokens before and of their own.
     assert list_numbers_of_factors(rows=1) == {1}
     assert list_numbers_of_factors(rows=1) == {1}
 
@@ -738,25 +786,37 @@ def test_the_table_of_cached_values_grows_by_doubling(mode):
     incremental_state = {}
     number_of_moves = 0
     last_address = None
+    last_step_of_six = 31
     with mode():
         for step in range(48):
-            hypotheses = 6 if step < 32 else 2
+            hypotheses = 6 if step <= last_step_of_six else 2
             module(torch.randn(1, hypotheses, 6), incremental_state=incremental_state)
+            # Each cached value is a row of the table. The values of a token are moved only if the table is a new one.
             values = incremental_state[module.state_key("vectors")].values
             if values.data_ptr() != last_address:
                 number_of_moves += 1
             last_address = values.data_ptr()
-            assert values.size(0) <= 4 * incremental_state[module.table_key].rows.numel()
-            order = [4, 4, 4, 0, 1, 2] if step < 31 else [1, 0]
+            # A table with more than 4 times the rows that are in use is replaced by a smaller one.
+            rows_in_use = incremental_state[module.table_key].rows.numel()
+            assert values.size(0) <= 4 * rows_in_use
+
+            # Two of six hypotheses are dropped each time, and one of the others is continued in three ways. At the end
+            # of the last step of six, only two are left.
+            order = [4, 4, 4, 0, 1, 2] if step < last_step_of_six else [1, 0]
             module.reorder_incremental_state(incremental_state, torch.tensor(order))
             assert incremental_state[module.state_key("vectors")].values.data_ptr() == last_address
+    # These are the first table, at most 6 times a table of twice the size, as 2^6 tokens are more than 48, and a
+    # smaller table for two hypotheses.
     assert number_of_moves <= 8
 
 
 @pytest.mark.parametrize("spec", ["random", "vanilla"])
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_copy_of_a_reordered_cache_goes_on_alone(spec, context):
-    """A token that is added to one copy of the cache is not seen by the other copy, in any grad mode."""
+    """A token that is added to one copy of the cache is not seen by the other copy.
+
+    The cache may be reordered in any grad mode, although tensors made in inference mode may not be changed outside it.
+    """
     module = make_attention(spec).eval()
     x = torch.randn(4, 2, 6)
     incremental_state = {}
@@ -765,13 +825,17 @@ def test_a_copy_of_a_reordered_cache_goes_on_alone(spec, context):
             module(x[step : step + 1], None, None, incremental_state=incremental_state)
     with context():
         module.reorder_incremental_state(incremental_state, torch.tensor([1, 0]))
+    # Only the dictionaries are copied. Both have the same tensors.
     state = dict(incremental_state)
     other_state = dict(incremental_state)
     with torch.no_grad():
         third, _ = module(x[2:3], None, None, incremental_state=state)
+        # The other copy gets another third token, which must not change the first copy.
         module(torch.randn(1, 2, 6), None, None, incremental_state=other_state)
         fourth, _ = module(x[3:], None, None, incremental_state=state)
-        expected = attend_causally(module, torch.cat([x[:2, [1, 0]], x[2:]]))
+        # The first two tokens were reordered. The last two were given after that.
+        reordered_tokens = x[:2, [1, 0]]
+        expected = attend_causally(module, torch.cat([reordered_tokens, x[2:]]))
     torch.testing.assert_close(torch.cat([third, fourth]), expected[2:])
 
 

@@ -53,7 +53,9 @@ def test_each_computation_equals_the_plain_one(spec, lengths, causal, dtype, ato
     """The output, and the gradients of the input and of every parameter, are those of the plain computation."""
     torch.manual_seed(1)
     module = make_attention(spec).to(dtype)
-    x, gradient = torch.randn(2, 9, len(lengths), 6, dtype=dtype)
+    x_and_gradient = torch.randn(2, 9, len(lengths), 6, dtype=dtype)  # both are (T, B, C)
+    x = x_and_gradient[0]
+    gradient = x_and_gradient[1]
     padding = padding_mask(lengths) if min(lengths) < 9 else None
     masks = {"padding": padding, "is_causal": causal}
     expected = run_attention(module, x, gradient, monkeypatch, **masks, attend=plain.compute)
@@ -63,8 +65,10 @@ def test_each_computation_equals_the_plain_one(spec, lengths, causal, dtype, ato
     if has_inner_product(spec):
         in_one_call = run_attention(module, x, gradient, monkeypatch, **masks, attend=fused.compute)
         assert_results_equal(in_one_call, expected, atol)
+    # The fixture `small_tiles`, which all tests of this file use, sets small sizes of tiles.
     in_small_tiles = run_attention(module, x, gradient, monkeypatch, **masks, attend=tiled.compute)
     assert_results_equal(in_small_tiles, expected, atol)
+    # These are the sizes that `tiled` has without the fixture. A tile of this size has room for all logits.
     monkeypatch.setattr(tiled, "TILE", 1 << 19)
     monkeypatch.setattr(tiled, "CAUSAL_ROWS", 128)
     in_one_tile = run_attention(module, x, gradient, monkeypatch, **masks, attend=tiled.compute)
@@ -81,20 +85,28 @@ def test_each_computation_equals_the_plain_one(spec, lengths, causal, dtype, ato
 def test_errors_with_large_logits_are_at_most_twice_those_of_the_plain_computation(
     spec, dtype, std, causal, computation, monkeypatch
 ):
-    """A result also has no NaN where the plain computation has none. Errors are differences to double precision.
+    """Two things are checked of the output and of each gradient.
 
-    `computation` is None for the computation that is chosen for the batch.
+    1. It has no NaN and no infinity where the plain computation has none.
+    2. Its largest error is at most twice that of the plain computation, plus a few rounding errors. An error is the
+       difference to the plain computation in double precision. Results of torch's fused attention in half precision
+       are exempt: it takes R as a mask in half precision, which rounds the logits more than the plain computation does.
+
+    `computation` is None for the computation that is chosen for the batch. `std` is the standard deviation of R, and so
+    the size of the logits.
     """
     if computation is fused and not has_inner_product(spec):
         pytest.skip("no inner product")
     torch.manual_seed(2)
     module = make_attention(spec)
     if spec == "fixed_random":
-        module.synthesizer.components[spec].R.normal_(std=std)
+        module.synthesizer.components["fixed_random"].R.normal_(std=std)  # a buffer
     else:
-        module.synthesizer.components["random"].R.data = std * torch.randn(2, 12, 12)
+        module.synthesizer.components["random"].R.data = std * torch.randn(2, 12, 12)  # a parameter
     module.to(dtype)
-    x, gradient = torch.randn(2, 9, 6, 6).to(dtype)
+    x_and_gradient = torch.randn(2, 9, 6, 6).to(dtype)  # both are (T, B, C) = (9, 6, 6)
+    x = x_and_gradient[0]
+    gradient = x_and_gradient[1]
     masks = {"padding": padding_mask(LENGTHS), "is_causal": causal}
 
     attend = computations.attend if computation is None else computation.compute
@@ -103,23 +115,24 @@ def test_errors_with_large_logits_are_at_most_twice_those_of_the_plain_computati
     module.double()
     exact_results = run_attention(module, x.double(), gradient.double(), monkeypatch, **masks, attend=plain.compute)
 
-    takes_bias_in_half_precision = (computation is fused or x.is_cuda) and dtype != torch.float32
-    for name, exact_result in exact_results.items():
-        plain_result_is_finite = torch.isfinite(plain_results[name]).all()
-        if plain_result_is_finite:
+    # 1. no new NaN
+    for name, plain_result in plain_results.items():
+        if torch.isfinite(plain_result).all():
             assert torch.isfinite(results[name]).all(), name
-        if not takes_bias_in_half_precision:
+
+    # 2. the errors
+    is_fused = computation is fused or x.is_cuda  # On a GPU, torch's fused attention is chosen.
+    is_exempt = is_fused and dtype != torch.float32
+    if not is_exempt:
+        for name, exact_result in exact_results.items():
             error = (results[name].double() - exact_result).abs().max()
             plain_error = (plain_results[name].double() - exact_result).abs().max()
-            assert error <= 2 * plain_error + compute_allowed_rounding(name, exact_results, dtype, std), name
+            allowed_rounding = compute_allowed_rounding(name, exact_results, dtype, std)
+            assert error <= 2 * plain_error + allowed_rounding, name
 
 
 def compute_allowed_rounding(name, exact_results, dtype, std):
-    """Returns by how much a result may differ even if the plain computation has no error: a few roundings.
-
-    The gradient of the bias of the keys is nothing but rounding, and so is measured by the largest of all results. The
-    gradient of alpha sums products with R and with W2, which cancel: in fp32 both errors are a few roundings of these
-    products, which grow with the standard deviation of R.
+    """Returns by how much a result may differ if the plain computation happens to have no error: 4 rounding errors.
 
     Args:
         name: the name of the result.
@@ -127,10 +140,20 @@ def compute_allowed_rounding(name, exact_results, dtype, std):
         dtype: the type in which the result has been computed.
         std: the standard deviation of R.
     """
-    names = list(exact_results) if name == "k_proj.bias" else [name]
-    scale = max(exact_results[scale_name].abs().max() for scale_name in names)
-    factor = max(std, 2) if dtype == torch.float32 else 1
-    return 4 * torch.finfo(dtype).eps * scale * factor
+    if name == "k_proj.bias":
+        # This bias adds one number to all logits of a row, which does not change the attention weights. So its exact
+        # gradient is 0, and what is computed is nothing but rounding, which grows with the other results.
+        largest_number = max(result.abs().max() for result in exact_results.values())
+    else:
+        largest_number = exact_results[name].abs().max()
+    rounding_error = torch.finfo(dtype).eps * largest_number
+
+    if dtype == torch.float32:
+        # The gradient of alpha is a sum of products with R and with W2, which cancel. So its errors are rounding errors
+        # of these products: they are larger than the gradient, and grow with R. All results are allowed as much.
+        rounding_error *= max(std, 2)
+    # In half precision the plain computation has such errors itself, and twice its errors are allowed anyway.
+    return 4 * rounding_error
 
 
 SENTENCES = 3
@@ -156,23 +179,26 @@ def check_logits(summands, causal):
     Also checks that the computations write into none of the tensors.
 
     Args:
-        summands: the `Summand`s whose sum is S.
+        summands: the `Summand`s whose sum is S. ``summand.weight`` is the index of one of two weights, or None.
         causal: whether a causal mask is given.
     """
     weights = torch.rand(2, HEADS, dtype=torch.float64, requires_grad=True)
     logits = Logits()
     for summand in summands:
-        weight = None
-        if summand.weight is not None:
+        if summand.weight is None:
+            weight = None
+        else:
             weight = weights[summand.weight].view(1, HEADS, 1, 1)
         logits.add_terms(summand.terms, weight)
-    tensors = []
+    tensors = []  # of all terms: the queries, keys, biases, … and the weights of the terms that have one
     for term in logits.terms():
         tensors += [field for field in term if isinstance(field, torch.Tensor)]
     copies = [tensor.detach().clone() for tensor in tensors]
     value = torch.randn(SENTENCES, HEADS, LENGTH, WIDTH, dtype=torch.float64, requires_grad=True)
+    # The output is (T B, C): it has a row for each token, and the heads are joined.
     gradient = torch.randn(LENGTH * SENTENCES, HEADS * WIDTH, dtype=torch.float64)
     attn_mask = causal_mask(value) if causal else None
+    # A summand may be given twice, so that a tensor is in two terms. It is differentiated once.
     tensors_by_id = {id(tensor): tensor for tensor in [value, *tensors]}
     distinct_tensors = list(tensors_by_id.values())
 
@@ -375,20 +401,21 @@ def find_computation(
         dropout: the probability of dropout on the attention weights.
         attn_mask: the attention mask, None, or "causal" for a causal mask.
         padding: the padding mask (B, T), or None.
-        need_weights: whether the attention has to return its weights. If so, no computation is chosen: the weights are
-            those of the definition, "plain".
+        need_weights: whether the attention has to return its weights. If so, no module of `computations` is called: the
+            attention computes softmax(S) V itself, as the definition says. The result is "plain" for this, too.
     """
     module = make_attention(spec, dropout=dropout).train(training)
     x = torch.randn(9, sentences, 6)
-    if attn_mask == "causal":
-        attn_mask = causal_mask(x)
+    mask = causal_mask(x) if attn_mask == "causal" else attn_mask
     with monkeypatch.context() as patch:
+        # Each computation, a module such as `fairseq_synth.computations.tiled`, gets a mock of its function `compute`,
+        # which calls the function and remembers that it was called.
         mocks = {}
         for computation in computations.COMPUTATIONS:
-            name = computation.__name__.split(".")[-1]
+            name = computation.__name__.removeprefix("fairseq_synth.computations.")
             mocks[name] = mock.Mock(side_effect=computation.compute)
             patch.setattr(computation, "compute", mocks[name])
-        module(x, x, x, attn_mask=attn_mask, key_padding_mask=padding, need_weights=need_weights)
+        module(x, x, x, attn_mask=mask, key_padding_mask=padding, need_weights=need_weights)
     names_of_called = [name for name, compute_mock in mocks.items() if compute_mock.called]
     if need_weights:
         assert names_of_called == []
@@ -472,20 +499,28 @@ def test_weights_that_sentences_share_count_once_for_the_size_of_a_batch(monkeyp
 @pytest.mark.parametrize(
     "spec, sentences, expected",
     [
+        # R is a bias, and no inner product.
         ("random", 3, "plain"),
+        ("random", 1, "plain"),
+        # R1 R2^T is an inner product, but all sentences share its logits, which the plain computation computes once.
         ("factorized_random", 3, "plain"),
         ("factorized_random", 1, "fused"),
-        ("random", 1, "plain"),
+        # q k^T and W2 relu(W1 x + b1) are inner products of a row and a column.
         ("vanilla", 3, "fused"),
         ("dense", 3, "fused"),
+        # A_u B_v, the product of two numbers of the row, is no inner product.
         ("factorized_dense", 3, "plain"),
+        # One inner product is enough. The other logits become the mask of the fused attention.
         ("random+vanilla", 3, "fused"),
         ("dense+vanilla", 3, "fused"),
     ],
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_gpu_chooses_fused_attention_for_inner_products(spec, sentences, expected, dropout, monkeypatch):
-    """ "meta" stands for any device other than a CPU. Its tensors have no values, so none is read."""
+    """ "meta" stands for any device other than a CPU. Its tensors have no values, so none is read.
+
+    The context lets `find_computation` make its tensors on this device, too.
+    """
     with torch.device("meta"):
         padding = torch.empty(sentences, 9, dtype=torch.bool)
         assert find_computation(spec, monkeypatch, sentences, dropout=dropout, padding=padding) == expected
@@ -559,31 +594,41 @@ def restore_threads():
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kinds_of_terms", [("bias",), ("product", "bias"), ("product", "outer product")], ids="+".join)
 def test_three_threads_compute_the_same_bits_as_one(kinds_of_terms, causal, monkeypatch, restore_threads):
-    """torch also has its number of threads again after the computation.
+    """The output and all gradients are the same. torch has its number of threads again after the computation.
 
-    The logits are given as tensors, without the layer that projects its input to them. The bits of this projection,
-    which torch computes as a whole, may depend on the number of threads.
+    The logits are sums of terms, each multiplied by a weight. The terms are given as tensors, without a layer that
+    computes them from its input: torch computes such a layer as a whole, and its bits may depend on the number of
+    threads.
     """
-    monkeypatch.setattr(tiled, "TILE", 1)  # the same blocks for any number of threads
+    # The work is divided into blocks, smaller ones for several threads. With the smallest tiles, the blocks are the
+    # same for any number of threads.
+    monkeypatch.setattr(tiled, "TILE", 1)
     torch.manual_seed(1)
     sentences = len(LENGTHS)
     length = max(LENGTHS)
     heads = 6
     width = 3
-    query, key, value = torch.randn(3, sentences, heads, length, width).requires_grad_().unbind()
+    query_key_value = torch.randn(3, sentences, heads, length, width)
+    query = query_key_value[0].requires_grad_()
+    key = query_key_value[1].requires_grad_()
+    value = query_key_value[2].requires_grad_()
     R = torch.randn(1, heads, length, length, requires_grad=True)
     factors = torch.randn(sentences, heads, length, 6, requires_grad=True)  # 3 left and 3 right features
-    weights = torch.rand(2, heads, requires_grad=True)
+    weights = torch.rand(2, heads, requires_grad=True)  # for one or two terms; the second one may be left over
+
     terms = {"product": Product(query, key), "bias": Bias(R), "outer product": Outer(factors, left_size=3)}
     logits = Logits()
-    for kind, weight in zip(kinds_of_terms, weights):
-        logits.add_terms([terms[kind]], weight.view(1, heads, 1, 1))
+    for index, kind in enumerate(kinds_of_terms):
+        logits.add_terms([terms[kind]], weights[index].view(1, heads, 1, 1))
     padding = padding_mask(LENGTHS)
     attn_mask = causal_mask(value) if causal else None
-    gradient = torch.randn(length * sentences, heads * width)
+    gradient = torch.randn(length * sentences, heads * width)  # the output is (T B, C)
 
     def compute_with_threads(number):
-        """Returns the output, the gradients, and the output in inference, computed with this number of threads."""
+        """Returns the output, the gradients, and the output in inference, computed with this number of threads.
+
+        A tensor that is in none of these terms has the gradient 0.
+        """
         torch.set_num_threads(number)
         out = tiled.compute(logits, value, padding, attn_mask)
         inputs = [query, key, value, R, factors, weights]
@@ -690,14 +735,22 @@ def test_tiles_keep_the_type_of_logits_and_values_under_autocast(has_product):
 def test_the_gradient_of_a_bias_is_summed_over_sentences_in_single_precision():
     """The gradient for 300 equal sentences is 300 times that for one sentence. A sum in bf16 would stop growing."""
     torch.manual_seed(7)
-    value, query, key, gradient = torch.randn(4, 1, 1, 4, 8).to(torch.bfloat16)
+    # A sentence of 4 words, with one head of width 8.
+    random_numbers = torch.randn(4, 1, 1, 4, 8).to(torch.bfloat16)
+    value = random_numbers[0]  # (B, H, T, d_h) = (1, 1, 4, 8), as query and key
+    query = random_numbers[1]
+    key = random_numbers[2]
+    gradient_of_sentence = random_numbers[3][0, 0]  # (4, 8)
     bias = torch.randn(1, 1, 4, 4).to(torch.bfloat16).requires_grad_()
 
     def compute_gradient(sentences):
         """Returns the gradient of the bias for a batch that contains the same sentence this many times."""
         product = Product(query.expand(sentences, -1, -1, -1), key.expand(sentences, -1, -1, -1))
-        out = tiled.compute(Logits([Bias(bias), product]), value.expand(sentences, -1, -1, -1), None, None)
-        (gradient_of_bias,) = torch.autograd.grad(out, bias, gradient[0, 0].repeat_interleave(sentences, dim=0))
+        values = value.expand(sentences, -1, -1, -1)
+        out = tiled.compute(Logits([Bias(bias), product]), values, key_padding_mask=None, attn_mask=None)
+        # The output is (T B, C): all sentences' first words come first, so each row is repeated in its place.
+        gradient = gradient_of_sentence.repeat_interleave(sentences, dim=0)
+        (gradient_of_bias,) = torch.autograd.grad(out, bias, gradient)
         return gradient_of_bias
 
     assert compute_gradient(1).dtype == torch.bfloat16

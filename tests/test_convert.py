@@ -35,11 +35,14 @@ class Case(NamedTuple):
         has_one_stack: whether the model is a language model or an encoder, and not a translation model.
         architecture: the value of --arch.
         flags: further flags of its training.
+        config_format: how the checkpoint has the options of the training: as fairseq-train writes them, or "hydra", as
+            fairseq-hydra-train does, or "args", as older versions of fairseq did.
     """
 
     has_one_stack: bool
     architecture: str
     flags: list[str]
+    config_format: str = "config"
 
 
 class Checkpoint(NamedTuple):
@@ -80,8 +83,12 @@ CASES = {
         architecture="transformer_iwslt_de_en",
         flags=["--encoder-normalize-before", "--decoder-normalize-before", *STOCK_SIZES],
     ),
-    "of Hydra": Case(has_one_stack=False, architecture="transformer_multi30k", flags=STOCK_SIZES),
-    "of older fairseq": Case(has_one_stack=False, architecture="transformer_multi30k", flags=STOCK_SIZES),
+    "of Hydra": Case(
+        has_one_stack=False, architecture="transformer_multi30k", flags=STOCK_SIZES, config_format="hydra"
+    ),
+    "of older fairseq": Case(
+        has_one_stack=False, architecture="transformer_multi30k", flags=STOCK_SIZES, config_format="args"
+    ),
     "language model": Case(
         has_one_stack=True, architecture="transformer_lm", flags=[*LANGUAGE_MODEL, "--criterion", "cross_entropy"]
     ),
@@ -128,6 +135,9 @@ def make_checkpoint(make_once, data, monolingual):
 def train_model_of_case(name, data_folder, save_folder):
     """Trains the model of a case, and writes checkpoint_last.pt.
 
+    The model of "post-norm" is trained for 160 updates. The other models are trained for one update, and noise is added
+    to their self-attention: without it, their attention weights would be almost equal.
+
     Args:
         name: a key of CASES.
         data_folder: the folder with binarised data.
@@ -149,10 +159,10 @@ def train_model_of_case(name, data_folder, save_folder):
     state = torch.load(path, weights_only=False)
     if not is_trained_longer:
         add_noise_to_self_attention(state["model"])
-    if name == "of Hydra":
+    if case.config_format == "hydra":
         # fairseq-hydra-train stores the options of the model as a dictionary.
         state["cfg"]["model"] = vars(state["cfg"]["model"])
-    if name == "of older fairseq":
+    elif case.config_format == "args":
         # Older versions stored the command line instead of a config.
         state["args"] = state["cfg"]["model"]
         state["cfg"] = None
@@ -272,14 +282,17 @@ def test_the_loss_is_what_the_measurement_predicts(case, function, make_checkpoi
     checkpoint = make_checkpoint(case)
     old = checkpoints.load(checkpoint.path, checkpoint.data)
     heads = list_replaceable_heads(old.model)
+    names_of_attentions = {head.attention for head in heads}  # such as "encoder.self.0"
     flags = ["--rank", "3"]
-    for stack in ("encoder", "decoder"):
-        if any(head.attention.startswith(stack) for head in heads):
-            flags += [f"--{stack}", function]
+    if any(name.startswith("encoder.") for name in names_of_attentions):
+        flags += ["--encoder", function]
+    if any(name.startswith("decoder.") for name in names_of_attentions):
+        flags += ["--decoder", function]
 
     out = tmp_path / "new.pt"
     lines = convert(checkpoint.path, checkpoint.data, out, *flags)
 
+    # the loss
     config = read_model_config(out)
     old_loss = compute_loss(old)
     logits = fit_logits(old, function, config["synth_max_length"], config["synth_rank"])
@@ -288,11 +301,14 @@ def test_the_loss_is_what_the_measurement_predicts(case, function, make_checkpoi
     new_loss = compute_loss(checkpoints.load(out, checkpoint.data))
     assert new_loss == pytest.approx(predicted_loss, abs=1e-5)
 
-    was_synthesizer = "_synth_" in CASES[case].architecture
+    # the rank
+    was_synthesizer = "_synth_" in CASES[case].architecture  # such as "transformer_synth_random_vanilla_multi30k"
     if was_synthesizer:
         assert config["synth_rank"] == old.cfg.model.synth_rank  # A Synthesizer keeps its own rank.
     else:
-        assert config["synth_rank"] == 3
+        assert config["synth_rank"] == 3  # the value of --rank
+
+    # what the command prints: the loss before, the loss after, and three more lines
     assert len(lines) == 5
     assert lines[0].endswith(f"({checkpoint.path})")
     assert lines[1].startswith(f"loss, converted: {predicted_loss:.4f} bits")
@@ -310,10 +326,12 @@ def test_constant_logits_are_recovered_from_their_weights(is_causal, depends_on_
     The sentences have several lengths. Logits by distance have the same weights only if the given logits depend on the
     distance alone.
     """
+    length_of_longest = 9
+    number_of_distances = 2 * length_of_longest - 1  # from -8 to 8; the index 0 stands for -8, and the index 8 for 0
     if depends_on_distance:
-        logits = positional.toeplitz(2 * torch.randn(2, 17), 9)
+        logits = positional.toeplitz(2 * torch.randn(2, number_of_distances), length_of_longest)
     else:
-        logits = 2 * torch.randn(2, 9, 9)
+        logits = 2 * torch.randn(2, length_of_longest, length_of_longest)
     mean = positional.MeanByPosition()
     for length in (3, 9, 5, 7, 5, 2, 1, 8, 9):
         mean.add(measure.sentence_weights(logits[:, :length, :length], is_causal))
@@ -323,10 +341,12 @@ def test_constant_logits_are_recovered_from_their_weights(is_causal, depends_on_
     weights_by_position = measure.sentence_weights(constants.by_position, is_causal)
     assert torch.allclose(weights_by_position, expected_weights, atol=1e-3)
     if is_causal:
-        # Logits of columns that a row does not see are 0: the best approximation of a low rank depends on them, too.
+        # A row does not see later columns, so that any logits there would fit. They are 0, because factorized_random
+        # approximates the whole matrix: other numbers would make its approximation worse.
         assert not constants.by_position.triu(1).any()
-        assert not constants.by_distance[:, 9:].any()
-    logits_by_distance = positional.toeplitz(constants.by_distance, 9)
+        index_of_distance_1 = 9
+        assert not constants.by_distance[:, index_of_distance_1:].any()
+    logits_by_distance = positional.toeplitz(constants.by_distance, length_of_longest)
     weights_by_distance = measure.sentence_weights(logits_by_distance, is_causal)
     is_close = torch.allclose(weights_by_distance, expected_weights, atol=1e-3)
     assert is_close == depends_on_distance
@@ -344,16 +364,24 @@ def test_a_weight_that_is_always_0_has_a_finite_logit():
 
 
 def test_positions_beyond_the_longest_sentence_get_logits_by_distance():
-    """This holds in the rows of the sentences, too. Distances beyond the largest one are treated like the largest."""
-    logits = positional.toeplitz(2 * torch.randn(2, 13), 7)
-    mean = positional.MeanByPosition()
-    for length in (4, 4, 3):
-        mean.add(measure.sentence_weights(logits[:, :length, :length], causal=False))
-    constants = positional.fit_constants(mean, causal=False)
-    weights = measure.sentence_weights(constants.matrix(7), causal=False)
+    """Logits by distance are fitted to sentences of up to 4 words, and used in a sentence of 7 words.
 
-    logits_of_small_distances = logits[:, 3, :7]  # row 3 has the distances from -3 to 3
-    expected_logits = positional.toeplitz(logits_of_small_distances, 7)  # larger distances get the logits of -3 and 3
+    The distances j - i of the 4 words are -3 to 3. All rows of the 7 words, also the first 4, have the logits of these
+    distances. Larger distances have the logits of -3 and 3.
+    """
+    length = 7
+    number_of_distances = 2 * length - 1  # from -6 to 6
+    logits = positional.toeplitz(2 * torch.randn(2, number_of_distances), length)
+    mean = positional.MeanByPosition()
+    for length_of_sentence in (4, 4, 3):
+        logits_of_sentence = logits[:, :length_of_sentence, :length_of_sentence]
+        mean.add(measure.sentence_weights(logits_of_sentence, causal=False))
+    constants = positional.fit_constants(mean, causal=False)
+    weights = measure.sentence_weights(constants.matrix(length), causal=False)
+
+    logits_of_small_distances = logits[:, 3, :]  # The 7 columns have the distances -3 to 3 from row 3.
+    # `toeplitz` gives the distances beyond those of its argument the logits of -3 and 3.
+    expected_logits = positional.toeplitz(logits_of_small_distances, length)
     assert torch.allclose(weights, measure.sentence_weights(expected_logits, causal=False), atol=1e-3)
 
 
@@ -362,14 +390,20 @@ def test_parameters_of_the_functions_give_the_constant_logits():
 
     The logits of factorized_random are the best approximation of its rank.
     """
+    # Attention was averaged over sentences of 5 words. So the distances j - i are known from -4 to 4.
+    largest_known_distance = 4
     constants = positional.Constants(by_position=torch.randn(2, 5, 5), by_distance=torch.randn(2, 9))
     for length in (3, 5, 8):
         logits = constants.matrix(length)
 
+        # relative_random has a parameter for each distance from -length to length. Those of larger distances than the
+        # known ones are equal to the outermost known ones.
         r = words.function_parameters("relative_random", constants, length, rank=0)["r"]
         assert r.shape == (2, 2 * length + 1)
-        distance = torch.arange(-length, length + 1)
-        assert torch.equal(r, constants.by_distance[:, distance.clamp(-4, 4) + 4])
+        distances = torch.arange(-length, length + 1)
+        known_distances = distances.clamp(-largest_known_distance, largest_known_distance)
+        indices = known_distances + largest_known_distance  # the distance -4 has the index 0
+        assert torch.equal(r, constants.by_distance[:, indices])
 
         R = words.function_parameters("random", constants, length, rank=0)["R"]
         assert torch.equal(R, logits)
@@ -379,9 +413,10 @@ def test_parameters_of_the_functions_give_the_constant_logits():
         assert factors["R2"].shape == (2, length, 2)
         product = words.function_logits("factorized_random", factors, length)
         error = (product - logits).norm(dim=(1, 2))
-        # No matrix of rank 2 is nearer than the norm of all but the two largest singular values (Eckart and Young).
-        smallest_error = torch.linalg.svdvals(logits)[:, 2:].norm(dim=1)
-        assert torch.allclose(error, smallest_error, atol=1e-4)
+        # The best matrix of rank 2 keeps the two largest singular values. Its error is the norm of all the others
+        # (Eckart and Young).
+        smallest_possible_error = torch.linalg.svdvals(logits)[:, 2:].norm(dim=1)
+        assert torch.allclose(error, smallest_possible_error, atol=1e-4)
 
 
 # ---- some heads
@@ -394,17 +429,21 @@ def has_layer_with_one_of_two_heads(heads):
 
 
 def choose_number_of_heads(cheapest_heads_first, increases):
-    """Returns a number of heads that a limit on the loss can ask for, and that leaves a layer half converted.
+    """Returns a number of heads to replace that meets two conditions.
 
-    One more head has to increase the loss more than any smaller number of heads does. A limit just below its increase
-    then allows exactly the chosen number.
+    1. A limit on the loss can ask for exactly this number: with one head more, the loss increases more than with any
+       smaller number. If the increases with 0, 1, 2 and 3 heads are 0, 3, 2 and 5, the number may be 2, as 5 > 3. It
+       may not be 1, because a limit that allows the increase 3 of one head also allows the increase 2 of two heads.
+    2. It leaves a layer half converted.
 
     Args:
-        cheapest_heads_first: the 8 heads of a model whose layers have two heads each.
-        increases: by how many bits the loss grows if the first 0, 1, … 8 heads are replaced.
+        cheapest_heads_first: all heads of a model whose layers have two heads each.
+        increases: by how many bits the loss grows if the first 0, 1, … heads are replaced.
     """
-    for count in range(1, 8):
-        is_next_head_worst = increases[count + 1] > max(increases[: count + 1])
+    for count in range(1, len(cheapest_heads_first)):
+        largest_increase_so_far = max(increases[: count + 1])
+        increase_with_one_more = increases[count + 1]
+        is_next_head_worst = increase_with_one_more > largest_increase_so_far
         if is_next_head_worst and has_layer_with_one_of_two_heads(cheapest_heads_first[:count]):
             return count
     raise AssertionError(f"no number of heads fits: {cheapest_heads_first}, {increases}")
@@ -416,7 +455,10 @@ def count_parameters(model):
 
 
 def test_heads_within_converts_the_cheapest_heads_whose_loss_is_within_the_limit(make_checkpoint, tmp_path):
-    """A layer of which only some heads are converted has heads of two kinds."""
+    """The heads are replaced one after another, those that cost least alone first, as long as the loss is allowed.
+
+    A layer of which only some heads are converted has heads of two kinds.
+    """
     checkpoint = make_checkpoint("post-norm")
     old = checkpoints.load(checkpoint.path, checkpoint.data)
     logits = fit_logits(old, "random", max_length=13, rank=8)
@@ -426,23 +468,34 @@ def test_heads_within_converts_the_cheapest_heads_whose_loss_is_within_the_limit
         """Returns the loss of the old model with the logits of these heads replaced."""
         return compute_loss_with_replaced_heads(old, batches, logits, heads)
 
+    # The test replaces more and more heads itself.
     old_loss = compute_loss_if_replaced([])
     heads = list_replaceable_heads(old.model)
     cheapest_heads_first = sorted(heads, key=lambda head: compute_loss_if_replaced([head]))
-    increases = [0.0]
+    increases = [0.0]  # increases[n]: by how much the loss grows if the n cheapest heads are replaced
     for count in range(1, len(heads) + 1):
         increases.append(compute_loss_if_replaced(cheapest_heads_first[:count]) - old_loss)
+
+    # The limit is between the largest increase up to the chosen number of heads and the increase with one head more. So
+    # it allows exactly the chosen number.
     chosen_count = choose_number_of_heads(cheapest_heads_first, increases)
-    limit = (max(increases[: chosen_count + 1]) + increases[chosen_count + 1]) / 2
+    largest_allowed_increase = max(increases[: chosen_count + 1])
+    first_refused_increase = increases[chosen_count + 1]
+    limit = (largest_allowed_increase + first_refused_increase) / 2
 
     out = tmp_path / "new.pt"
     lines = convert(checkpoint.path, checkpoint.data, out, "--heads-within", limit)
 
-    assert lines[0].startswith(f"loss: {old_loss:.4f} bits")
-    assert f"bits, {increases[chosen_count]:+.4f} (" in lines[1]
+    # The new model has the loss that was measured, and the command prints it.
     new = checkpoints.load(out, checkpoint.data)
-    assert compute_loss(new) - old_loss == pytest.approx(increases[chosen_count], abs=1e-5)
+    expected_increase = increases[chosen_count]
+    assert compute_loss(new) - old_loss == pytest.approx(expected_increase, abs=1e-5)
+    loss_line = lines[0]
+    converted_loss_line = lines[1]
+    assert loss_line.startswith(f"loss: {old_loss:.4f} bits")
+    assert f"bits, {expected_increase:+.4f} (" in converted_loss_line
 
+    # So many heads of the new model are random, and some layer has heads of two kinds.
     groups_of_layers = [attention.head_groups() for attention in self_attentions(new.model)]
     converted_heads = 0
     for groups in groups_of_layers:
@@ -452,16 +505,28 @@ def test_heads_within_converts_the_cheapest_heads_whose_loss_is_within_the_limit
     assert converted_heads == chosen_count
     assert [HeadGroup(("random",), 1), HeadGroup(("vanilla",), 1)] in groups_of_layers
 
-    assert "are random" in lines[2]
-    printed_counts = [int(number) for number in re.findall(r"(\d+) of the", lines[2])]
+    # The next lines are such as "heads: 3 of the encoder's 4 are random, 2 of the decoder's 4 are random", and
+    # "parameters: 9,000 before, 8,000 after".
+    heads_line = lines[2]
+    parameters_line = lines[3]
+    assert "are random" in heads_line
+    printed_counts = [int(number) for number in re.findall(r"(\d+) of the", heads_line)]
     assert sum(printed_counts) == chosen_count
-    assert lines[3] == f"parameters: {count_parameters(old.model):,} before, {count_parameters(new.model):,} after"
+    old_size = count_parameters(old.model)
+    new_size = count_parameters(new.model)
+    assert parameters_line == f"parameters: {old_size:,} before, {new_size:,} after"
 
 
 @pytest.mark.parametrize(
     "case, heads, encoder_synthesizer, decoder_synthesizer",
     [
+        # The encoder was "vanilla,vanilla", with two heads per layer. Head 1 of layer 1 is converted, and now is its
+        # first head.
         ("post-norm", [Head("encoder.self.1", 1)], "vanilla,random:1/vanilla:1", "vanilla"),
+        # The encoder was "vanilla,factorized_random:1/random+vanilla:2/dense:1". In layer 1, head 1, the first one of
+        # random+vanilla, is converted to random.
+        # The decoder was "factorized_dense+vanilla:2/vanilla:2" in both layers. In layer 0, the first and the last head
+        # are converted to random.
         (
             "heads of two kinds",
             [Head("encoder.self.1", 1), Head("decoder.self.0", 3), Head("decoder.self.0", 0)],
@@ -473,10 +538,18 @@ def test_heads_within_converts_the_cheapest_heads_whose_loss_is_within_the_limit
 def test_the_other_heads_of_a_layer_stay_as_they_are(
     case, heads, encoder_synthesizer, decoder_synthesizer, make_checkpoint, tmp_path, monkeypatch
 ):
-    """They keep their functions, their weights, queries and keys, and the slice of the input that they see."""
+    """They keep their functions, their weights, queries and keys, and the slice of the input that they see.
 
-    def replace_heads_of_this_test(*arguments):
-        """Stands in for the function that replaces the cheapest heads first. These heads cost nothing."""
+    The loss would tell if they did not: it is that of the old model with the logits of the chosen heads replaced.
+
+    Args:
+        case: the old model.
+        heads: the heads that are converted.
+        encoder_synthesizer, decoder_synthesizer: the functions of the heads of the new model.
+    """
+
+    def replace_heads_of_this_test(loaded, batches, logits, losses):
+        """Stands in for the function that replaces the cheapest heads first: here these are `heads`, at no cost."""
         for head in heads:
             yield ReplacedHead(head, loss=0.0)
 
@@ -488,6 +561,7 @@ def test_the_other_heads_of_a_layer_stay_as_they_are(
     config = read_model_config(out)
     assert config["encoder_synthesizer"] == encoder_synthesizer
     assert config["decoder_synthesizer"] == decoder_synthesizer
+
     old = checkpoints.load(checkpoint.path, checkpoint.data)
     logits = fit_logits(old, "random", config["synth_max_length"], config["synth_rank"])
     predicted_loss = compute_loss_with_replaced_heads(old, load_valid_batches(old), logits, heads)
@@ -496,26 +570,34 @@ def test_the_other_heads_of_a_layer_stay_as_they_are(
 
 
 def test_only_sentences_within_the_flags_are_read(make_checkpoint, tmp_path):
-    """Attention is averaged over sentences of at most ``--max-length`` tokens, and over ``--sentences`` of them.
+    """The flags ``--max-length 9 --sentences 4`` mean two things.
 
-    The loss is that of the first ``--sentences`` sentences, without the longer ones.
+    Attention is averaged over 4 sentences of the split train, all of which have at most 9 tokens.
+
+    The loss is that of the first 4 sentences of the split valid, without the longer ones. One of them is longer, so it
+    is the loss of 3 sentences.
     """
     checkpoint = make_checkpoint("post-norm")
     out = tmp_path / "new.pt"
     lines = convert(checkpoint.path, checkpoint.data, out, "--max-length", "9", "--sentences", "4")
 
+    # The test averages attention over such sentences itself.
     old = checkpoints.load(checkpoint.path, checkpoint.data)
     averages = words.average(old, "train", 4, longest=9)
     assert averages.length == 9  # The longest allowed sentence is one of the four.
     assert averages.sentences == 4
-    assert not averages.constants["decoder.self.0"].by_position.triu(1).any()
+    decoder_logits = averages.constants["decoder.self.0"].by_position
+    assert not decoder_logits.triu(1).any()  # A decoder does not see later columns, which have the logit 0.
 
+    # It computes the loss of the old model, with these logits in all heads, for such sentences.
     logits = {name: constants.matrix(9) for name, constants in averages.constants.items()}
-    sentences = checkpoints.readable(old, "valid", 4, longest=9)
-    batches = checkpoints.batches(old, "valid", sentences)
     heads = list_replaceable_heads(old.model)
+    sentences = checkpoints.readable(old, "valid", 4, longest=9)
+    assert len(sentences) == 3  # One of the first four is longer.
+    batches = checkpoints.batches(old, "valid", sentences)
     predicted_loss = compute_loss_with_replaced_heads(old, batches, logits, heads)
-    assert len(sentences) == 3
+
+    # The command has computed the same loss.
     assert "on 3 sentences of valid" in lines[0]
     assert f"loss, converted: {predicted_loss:.4f}" in lines[1]
 
@@ -559,10 +641,13 @@ def test_only_the_chosen_layers_are_converted(make_checkpoint, tmp_path):
 @pytest.mark.parametrize(
     "task_options, model_options, max_length_flag, expected",
     [
+        # The data of a translation model are sentences, so the flag decides.
         ({}, {}, None, 9),
         ({}, {}, 7, 7),
+        # A language model reads rows of 32 tokens, or of 33 with the one at the beginning. A flag of 12 is too small.
         ({"tokens_per_sample": 32}, {}, None, 32),
         ({"tokens_per_sample": 32}, {"add_bos_token": True}, 12, 33),
+        # An encoder may go on with rows of 40 tokens, although no sentence has more than 9. So the flag may be 40.
         ({}, {"max_positions": 40}, 40, 40),
     ],
 )
@@ -571,7 +656,7 @@ def test_the_maximum_length_fits_the_data_and_the_rows_of_the_task(
 ):
     """Without a flag, it is the length of the longest sentence, which has 9 tokens.
 
-    It is never less than the length of a row that the task makes of the data.
+    It is never less than the length of a row that the task makes of the data, whatever the flag says.
     """
     cfg = argparse.Namespace(task=argparse.Namespace(**task_options), model=argparse.Namespace(**model_options))
     loaded = checkpoints.Loaded(path=None, cfg=cfg, task=None, model=None, updates=None, data=None)
@@ -582,39 +667,53 @@ def test_the_maximum_length_fits_the_data_and_the_rows_of_the_task(
 
 
 def test_a_converted_model_is_used_as_any_other(make_checkpoint, data, tmp_path):
-    """It validates to the loss printed, generates, is tuned by the command printed, and goes on training."""
+    """It validates to the loss printed, generates, is tuned by the command printed, and goes on training.
+
+    The command prints five lines, of which this test reads three:
+
+        loss, converted: 3.1234 bits, +0.1234 (…)
+        heads: 4 of the encoder's 4 are random, …
+        to tune it: fairseq-train …
+    """
     checkpoint = make_checkpoint("post-norm")
     out = tmp_path / "new.pt"
     lines = convert(checkpoint.path, checkpoint.data, out, "--decoder", "vanilla")
-    assert lines[2] == "heads: 4 of the encoder's 4 are random, 0 of the decoder's 4 are converted"
+    loss_line = lines[1]
+    heads_line = lines[2]
+    tuning_line = lines[4]
+    assert heads_line == "heads: 4 of the encoder's 4 are random, 0 of the decoder's 4 are converted"
 
     # It validates to the loss printed.
     reading_flags = [checkpoint.data, *USER_DIR, "--path", out, "--max-tokens", "500"]
     _, log = run_cli(validate.cli_main, *reading_flags, "--task", "translation", "--valid-subset", "valid")
     validated_loss = float(re.search("nll_loss ([0-9.]+)", log)[1])
-    printed_loss = float(re.search("converted: ([0-9.]+)", lines[1])[1])
+    printed_loss = float(re.search("converted: ([0-9.]+)", loss_line)[1])
     assert validated_loss == pytest.approx(printed_loss, abs=6e-4)
 
     # It generates a hypothesis for each sentence.
+    number_of_sentences = 13  # in the split valid
     printed, _ = run_cli(generate.cli_main, *reading_flags, "--gen-subset", "valid", "--beam", "2")
     hypotheses = re.findall(r"^H-", printed, re.M)
-    assert len(hypotheses) == 13
+    assert len(hypotheses) == number_of_sentences
 
     # It is tuned by the command printed.
-    printed_flags = lines[4].split("to tune it: fairseq-train ")[1]
+    printed_flags = tuning_line.split("to tune it: fairseq-train ")[1]
     printed_flags = printed_flags.replace('"$(python -m fairseq_synth)"', USER_DIR[1])
     tuning_flags = [*shlex.split(printed_flags), "--max-update", "1", "--num-workers", "0", "--no-epoch-checkpoints"]
     run_cli(train.cli_main, *tuning_flags, "--save-dir", tmp_path / "tuned")
     tuned_state = torch.load(tmp_path / "tuned" / "checkpoint_last.pt", weights_only=False)
     converted_state = torch.load(out, weights_only=False)
     assert tuned_state["model"].keys() == converted_state["model"].keys()
+    # The old model was trained with these options, and the printed command has their flags.
     assert tuned_state["cfg"]["task"]["left_pad_source"]
     assert tuned_state["cfg"]["optimization"]["lr"] == [0.0033]
 
-    # It goes on training, with --restore-file instead of --finetune-from-model and its value.
+    # It goes on training, with --restore-file instead of --finetune-from-model.
     position = tuning_flags.index("--finetune-from-model")
-    resuming_flags = tuning_flags[:position] + tuning_flags[position + 2 :]
-    run_cli(train.cli_main, *resuming_flags, "--restore-file", out, "--save-dir", tmp_path / "resumed")
+    flags_before = tuning_flags[:position]
+    flags_after = tuning_flags[position + 2 :]  # without the flag and its value
+    resuming_flags = [*flags_before, *flags_after, "--restore-file", out]
+    run_cli(train.cli_main, *resuming_flags, "--save-dir", tmp_path / "resumed")
     assert (tmp_path / "resumed" / "checkpoint_last.pt").exists()
 
 
@@ -740,14 +839,19 @@ def test_refuses_bits_that_no_head_is_within(make_checkpoint, tmp_path, monkeypa
     """If every single head costs more than ``--heads-within`` allows, the error says what the cheapest one costs."""
     checkpoint = make_checkpoint("post-norm")
     old_loss = compute_loss(checkpoints.load(checkpoint.path, checkpoint.data))
+    # The dearer head comes first, so that the error is right only if the costs are compared.
     losses = {Head("encoder.self.0", 0): old_loss + 2, Head("encoder.self.0", 1): old_loss + 0.75}
 
-    def replace_heads_of_this_test(*arguments):
+    def get_losses_of_this_test(loaded, batches, logits, heads):
+        """Stands in for the function that measures the loss while each head alone is replaced."""
+        return losses
+
+    def replace_heads_of_this_test(loaded, batches, logits, losses):
         """Stands in for the function that measures the loss while more and more heads are replaced."""
         for head, loss_with_head in losses.items():
             yield ReplacedHead(head, loss=loss_with_head)
 
-    monkeypatch.setattr(command, "losses_with_single_heads_replaced", lambda *arguments: losses)
+    monkeypatch.setattr(command, "losses_with_single_heads_replaced", get_losses_of_this_test)
     monkeypatch.setattr(command, "replace_cheapest_heads_first", replace_heads_of_this_test)
     line = get_refusal(checkpoint.path, checkpoint.data, tmp_path / "new.pt", "--heads-within", "0.5")
     assert "each head costs at least 0.75 bits" in line

@@ -67,37 +67,53 @@ def test_a_sentence_alone_has_the_output_that_it_has_in_a_batch(spec, left_sourc
     model = make_synth(spec)
     source = pad_batch(SOURCES, left_source)
     target = pad_batch(TARGETS, left_target)
-    out, extra = model(source, None, target)
-    weights = extra["attn"][0]
-    states = extra["inner_states"][-1]
+    # For B sentences, T tokens of the target and S tokens of the source:
+    out, extra = model(source, None, target)  # out is (B, T, words)
+    weights = extra["attn"][0]  # (B, T, S)
+    states = extra["inner_states"][-1]  # (T, B, C)
     for sentence in range(len(SOURCES)):
         source_alone = torch.tensor([SOURCES[sentence]])
         target_alone = torch.tensor([TARGETS[sentence]])
         out_alone, extra_alone = model(source_alone, None, target_alone)
         weights_alone = extra_alone["attn"][0]
         states_alone = extra_alone["inner_states"][-1]
-        real_source = source[sentence].ne(PAD)
-        real_target = target[sentence].ne(PAD)
-        assert_close(out[sentence][real_target], out_alone[0])
-        real_weights = weights[sentence][real_target][:, real_source]
-        torch.testing.assert_close(real_weights, weights_alone[0], atol=1e-5, rtol=0)
-        assert_close(states[:, sentence][real_target], states_alone[:, 0])
+
+        # The parts of the batch that are those of the sentence, without padding.
+        is_source_token = source[sentence].ne(PAD)
+        is_target_token = target[sentence].ne(PAD)
+        out_in_batch = out[sentence, is_target_token]
+        states_in_batch = states[is_target_token, sentence]
+        weights_of_tokens = weights[sentence, is_target_token]  # (tokens of the target, S)
+        weights_in_batch = weights_of_tokens[:, is_source_token]
+
+        assert_close(out_in_batch, out_alone[0])
+        assert_close(states_in_batch, states_alone[:, 0])
+        torch.testing.assert_close(weights_in_batch, weights_alone[0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("left", [True, False])
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_encoder_returns_its_tensors_in_the_columns_of_its_input(spec, left):
-    """They are what the encoder returns for each sentence alone, and the padding mask is that of the input."""
+    """They are what the encoder returns for each sentence alone, and the padding mask is that of the input.
+
+    The output, the states behind each layer and the embeddings are compared. `left` is the side of the padding.
+    """
     encoder = make_synth(spec).encoder
     source = pad_batch(SOURCES, left)
     batch = encoder(source, return_all_hiddens=True)
+    out = batch["encoder_out"][0]  # (T, B, C)
+    states = batch["encoder_states"][1]  # (T, B, C)
+    embedding = batch["encoder_embedding"][0]  # (B, T, C)
     assert torch.equal(batch["encoder_padding_mask"][0], source.eq(PAD))
     for sentence in range(len(SOURCES)):
         alone = encoder(torch.tensor([SOURCES[sentence]]), return_all_hiddens=True)
-        real = source[sentence].ne(PAD)
-        assert_close(batch["encoder_out"][0][:, sentence][real], alone["encoder_out"][0][:, 0])
-        assert_close(batch["encoder_states"][1][:, sentence][real], alone["encoder_states"][1][:, 0])
-        assert_close(batch["encoder_embedding"][0][sentence][real], alone["encoder_embedding"][0][0])
+        out_alone = alone["encoder_out"][0]
+        states_alone = alone["encoder_states"][1]
+        embedding_alone = alone["encoder_embedding"][0]
+        is_token = source[sentence].ne(PAD)
+        assert_close(out[is_token, sentence], out_alone[:, 0])
+        assert_close(states[is_token, sentence], states_alone[:, 0])
+        assert_close(embedding[sentence, is_token], embedding_alone[0])
 
 
 def test_the_encoder_returns_feed_forward_outputs_in_the_columns_of_its_input():
@@ -140,9 +156,10 @@ def test_a_sentence_alone_has_the_output_that_it_has_in_a_batch_of_linformer(lef
 
 @contextlib.contextmanager
 def record_reads(monkeypatch):
-    """Yields a list to which each question ``mask.any()`` about a tensor without values adds the asking module's name.
+    """Yields a list of the modules that call ``mask.any()`` for a tensor on the device "meta", in order of the calls.
 
-    The tensors are on the device "meta". The answer is no. Any other read of such a tensor fails.
+    Such a tensor has no values, so torch would raise an error when the result is read, as it does for other reads. Here
+    the answer is always no.
     """
     asking_modules = []
     original_any = torch.Tensor.any
@@ -162,7 +179,14 @@ def record_reads(monkeypatch):
 
 @pytest.mark.parametrize("spec", ["fairseq's own", *SPECS])
 def test_a_training_step_reads_no_more_values_than_fairseq(spec, monkeypatch):
-    """On a GPU each read would be a wait. fairseq reads two: whether there is padding in the source and the target."""
+    """On a GPU each read, such as ``if mask.any():``, would be a wait for the values of a tensor.
+
+    fairseq reads two: whether there is padding in the source and in the target. The tensors of this test are on the
+    device "meta". They have no values, so any other read than ``mask.any()`` raises an error.
+
+    `spec` names the functions of a Synthesizer. "fairseq's own" stands for fairseq's Transformer, to which it is
+    compared.
+    """
     if spec == "fairseq's own":
         arch = "transformer_multi30k"
         functions = {}
@@ -174,8 +198,9 @@ def test_a_training_step_reads_no_more_values_than_fairseq(spec, monkeypatch):
         source = torch.empty(3, 7, dtype=torch.long)
         target = torch.empty(3, 7, dtype=torch.long)
         source_lengths = torch.empty(3)
+    model.to("meta")  # A few buffers of fairseq are made on the CPU in spite of the context.
     with record_reads(monkeypatch) as asking_modules:
-        out, _ = model.to("meta")(source, source_lengths, target)
+        out, _ = model(source, source_lengths, target)
         out.float().sum().backward()
     assert sorted(asking_modules) == [
         "fairseq.models.transformer.transformer_decoder",
@@ -291,35 +316,47 @@ def test_decoding_with_a_cache_equals_decoding_without(kind, spec):
     """Tokens are read one by one, and three hypotheses of one sentence are reordered twice, as in a beam search."""
     model = make_synth(spec, kind)
     encoder_out = model.encoder(torch.tensor([SOURCES[0]] * 3)) if kind == "translation" else None
-    tokens = torch.randint(4, 40, (3, 8))
+    tokens = torch.randint(4, 40, (3, 8))  # 8 tokens of each hypothesis
     incremental_state = {}
     for step in range(8):
         if step in (3, 6):
             order = torch.tensor([1, 1, 0])
             model.decoder.reorder_incremental_state_scripting(incremental_state, order)
+            # The tokens so far follow the order, as the cache does. Later tokens are drawn anew: with them, the two
+            # hypotheses that go on from hypothesis 1 become different.
+            tokens_so_far = tokens[order, :step]
             later_tokens = torch.randint(4, 40, (3, 8 - step))
-            tokens = torch.cat([tokens[order, :step], later_tokens], dim=1)
+            tokens = torch.cat([tokens_so_far, later_tokens], dim=1)
         prefix = tokens[:, : step + 1]
         out, _ = model.decoder(prefix, encoder_out=encoder_out, incremental_state=incremental_state)
         expected, _ = model.decoder(prefix, encoder_out=encoder_out)
+        # With a cache, the decoder returns the newest token alone; without one, all tokens.
         assert_close(out[:, 0], expected[:, -1])
 
 
 @pytest.mark.parametrize("spec", ["random", "dense+vanilla", "random,vanilla", "random:1/vanilla:1,random"])
 @pytest.mark.parametrize("layerdrop", [0, 0.99])
 def test_all_layers_of_a_decoder_share_the_table_of_the_first_layer(spec, layerdrop):
-    """The table says where the cached tokens of each hypothesis are. It is extended once in each of five steps."""
+    """The table says where the cached tokens of each hypothesis are. It is extended once in each of five steps.
+
+    If each layer had a table of its own, there would be several entries of this kind, and each would be extended.
+
+    With layerdrop, a loop over the layers leaves some out at random in training mode, in which a model is built. All
+    layers have to share the table nevertheless.
+    """
     model = make_synth("random", decoder_synthesizer=spec, decoder_layerdrop=layerdrop).eval()
     source = torch.randint(4, 30, (3, 5))
     target = torch.randint(4, 30, (3, 5))
     encoder_out = model.encoder(source)
     incremental_state = {}
+    # The mock calls the function, and counts the calls.
     with torch.no_grad(), mock.patch.object(cache, "extend_table", wraps=cache.extend_table) as extend_table:
         for step in range(5):
             model.decoder(target[:, : step + 1], encoder_out=encoder_out, incremental_state=incremental_state)
             model.decoder.reorder_incremental_state_scripting(incremental_state, torch.tensor([2, 0, 1]))
-    tables = [key for key in incremental_state if key.endswith(".table")]
-    assert tables == [model.decoder.layers[0].self_attn.table_key]
+    keys_of_tables = [key for key in incremental_state if key.endswith(".table")]
+    first_layer = model.decoder.layers[0]
+    assert keys_of_tables == [first_layer.self_attn.table_key]
     assert extend_table.call_count == 5
 
 
@@ -381,14 +418,20 @@ def test_torchscript_of_a_part_is_refused(part):
 def test_vanilla_has_the_weights_and_the_output_of_fairseqs_model(kind):
     """The weights have the same names. From one seed the initial weights are the same bits, with two exceptions.
 
-    The attention of fairseq 0.12.2 is built last in this model, and RoBERTa draws the weights of its attention twice.
+    1. This project's translation model builds the attention of an encoder layer last if fairseq is the version 0.12.2,
+       so that random numbers are drawn in another order. `has_fast_path` recognises this version.
+    2. fairseq's RoBERTa, the kind "encoder", draws the weights of its attention twice.
     """
-    model = make_model(ARCHS[kind].replace("random_vanilla", "vanilla"))
+    vanilla_arch = ARCHS[kind].replace("random_vanilla", "vanilla")  # the same sizes, with vanilla alone
+    model = make_model(vanilla_arch)
     fairseqs_model = make_model(FAIRSEQS_ARCHS[kind])
     weights = used_weights(model.state_dict())
     fairseqs_weights = used_weights(fairseqs_model.state_dict())
     assert set(weights) == set(fairseqs_weights)
-    if kind == "language_model" or (kind == "translation" and not has_fast_path(HostLayer)):
+
+    builds_attention_last = kind == "translation" and has_fast_path(HostLayer)
+    draws_attention_twice = kind == "encoder"
+    if not builds_attention_last and not draws_attention_twice:
         for name, weight in weights.items():
             assert torch.equal(fairseqs_weights[name], weight), name
     compare_with_fairseqs_model(model, fairseqs_model)
@@ -535,23 +578,41 @@ def test_a_function_whose_logits_cannot_start_at_zero_is_warned_of(spec, is_warn
 @pytest.mark.parametrize(
     "checkpoint_flags, model_flags, message",
     [
+        # Sizes. The message names the first weight of another size.
         (dict(spec="random"), dict(spec="random", synth_max_length=30), "--synth-max-length"),
         (dict(spec="factorized_random"), dict(spec="factorized_random", synth_rank=3), "--synth-rank"),
         (
-            # The factors are 8 * 12 and 10 * 10, so both have 20 rows.
+            # l is the product of two factors a and b, and the weight W2 has a + b rows: 8 + 12 and 10 + 10, so 20 in
+            # both. An empty buffer (a, b, 0) tells them apart.
             dict(spec="factorized_dense", synth_max_length=96),
             dict(spec="factorized_dense", synth_max_length=100),
-            "factors is .8, 12, 0. in the checkpoint and .10, 10, 0. in this model; use the --synth-max-length",
+            "factors is (8, 12, 0) in the checkpoint and (10, 10, 0) in this model; use the --synth-max-length",
         ),
-        (dict(spec="random"), dict(spec="dense"), "weights of random, and no query .*this model has dense"),
-        (dict(spec="random+vanilla"), dict(spec="random"), "weights of random, and query and key"),
+        # Functions.
+        (
+            dict(spec="random"),
+            dict(spec="dense"),
+            "has weights of random, and no query and key projections, but this model has dense",
+        ),
+        (
+            dict(spec="random+vanilla"),
+            dict(spec="random"),
+            "has weights of random, and query and key projections, but this model has random",
+        ),
+        (
+            dict(spec="random"),
+            dict(spec="vanilla"),
+            "has weights of random, and no query and key projections, but this model has vanilla",
+        ),
+        # The mixture.
         (dict(spec="random+vanilla"), dict(spec="random+vanilla", synth_mixture="sum"), "--synth-mixture convex"),
-        (dict(spec="random"), dict(spec="vanilla"), "weights of random, and no query"),
     ],
+    ids=["max-length", "rank", "factors", "other function", "no vanilla", "vanilla alone", "mixture"],
 )
 def test_a_checkpoint_of_a_model_with_other_flags_is_refused(checkpoint_flags, model_flags, message):
+    """The error has a message that names the flag, or says which functions the checkpoint and the model have."""
     checkpoint = make_synth(**checkpoint_flags).state_dict()
-    with pytest.raises(SynthesizerError, match=message):
+    with pytest.raises(SynthesizerError, match=re.escape(message)):
         make_synth(**model_flags).load_state_dict(checkpoint)
 
 
@@ -663,15 +724,19 @@ def list_architectures():
 
 
 def list_architectures_to_build():
-    """Returns a quarter of the architectures, in which each preset has several variants and each variant a preset.
+    """Returns a quarter of the architectures, so that the test that builds them takes less time.
 
-    A variant and a preset set flags that have nothing to do with each other.
+    In a table with a row for each variant and a column for each preset of a model, these are the architectures on every
+    fourth diagonal. So the chosen ones of a preset have variants 0, 4, 8, …, or 1, 5, 9, … and so on. A quarter is
+    enough, because a variant and a preset set flags that have nothing to do with each other.
     """
     chosen = []
     for architecture in list_architectures():
         presets = list(MODELS[architecture.model].presets)
-        place = VARIANTS.index(architecture.spec) + presets.index(architecture.preset)
-        if place % 4 == 0:
+        row = VARIANTS.index(architecture.spec)
+        column = presets.index(architecture.preset)
+        diagonal = row + column
+        if diagonal % 4 == 0:
             chosen.append(architecture)
     return chosen
 
@@ -1192,7 +1257,10 @@ def make_documented_function(name):
 
 @pytest.mark.parametrize("name", ["locality", "pointer"])
 def test_an_example_of_a_function_equals_its_equation(restore_registry, name):
-    """The logits are those of four words that follow on three others, in a sentence of nine."""
+    """The logits are those of four words that follow on three others, in a sentence of nine.
+
+    So they have the rows 3 to 6 and the columns 0 to 8.
+    """
     words = 4
     start = 3
     length = 9
@@ -1201,15 +1269,17 @@ def test_an_example_of_a_function_equals_its_equation(restore_registry, name):
     function, _ = make_documented_function(name)
     x = torch.randn(words, 1, heads * width)
     terms = function(Inputs(x, q=None, k=None, start=start, src_len=length))
+    # Logits that are the same for all rows or heads have the size 1 in this dimension.
     logits = Logits(terms).total(length).expand(1, heads, words, length)
     equation = read_documented_equation()
-    tensors = {**function.state_dict(), **dict(function.named_buffers())}
+    parameters = {**function.state_dict(), **dict(function.named_buffers())}
     for head in range(heads):
         columns_of_head = slice(width * head, width * (head + 1))
-        vectors = {start + word: x[word, 0, columns_of_head] for word in range(words)}  # by the position of the word
+        # {row: the features of its word}. The equations read no others than those of row i, for any column j.
+        features = {start + word: x[word, 0, columns_of_head] for word in range(words)}
         for word in range(words):
             for column in range(length):
-                expected = equation(name, tensors, head, start + word, column, vectors)
+                expected = equation(name=name, p=parameters, h=head, i=start + word, j=column, x=features)
                 assert logits[0, head, word, column].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 

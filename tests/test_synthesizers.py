@@ -116,18 +116,21 @@ def test_logits_of_later_rows_are_a_part_of_all_logits(name, start, columns):
     """Two rows from `start` on, and the first columns, are computed alone."""
     module = make_attention(name)
     x = torch.randn(9, 2, 6)
-    q = torch.randn(2, 2, 9, 3)
+    q = torch.randn(2, 2, 9, 3)  # (B, H, T, d_h), as k
     k = torch.randn(2, 2, 9, 3)
 
-    def compute_scores(start, length, columns):
-        """Returns the logits (2, 2, length, columns) of the rows from `start` on, for the first columns."""
-        rows = slice(start, start + length)
-        inputs = Inputs(x[rows], q[:, :, rows], k[:, :, :columns], start, columns)
+    def compute_scores(first_row, num_rows, num_columns):
+        """Returns the logits (2, 2, num_rows, num_columns) of some rows, for the first columns."""
+        rows = slice(first_row, first_row + num_rows)
+        queries = q[:, :, rows]
+        keys = k[:, :, :num_columns]  # A key belongs to a column.
+        inputs = Inputs(x[rows], q=queries, k=keys, start=first_row, src_len=num_columns)
         (logits,) = module.synthesizer(inputs)
-        return logits.total(columns).expand(2, 2, length, columns)
+        # Logits that are the same for all sentences have the size 1 in this dimension.
+        return logits.total(num_columns).expand(2, 2, num_rows, num_columns)
 
-    all_scores = compute_scores(start=0, length=9, columns=9)
-    part = compute_scores(start, length=2, columns=columns)
+    all_scores = compute_scores(first_row=0, num_rows=9, num_columns=9)
+    part = compute_scores(first_row=start, num_rows=2, num_columns=columns)
     torch.testing.assert_close(part, all_scores[:, :, start : start + 2, :columns])
 
 
@@ -241,17 +244,28 @@ def test_heads_of_different_kinds_are_loaded_from_a_checkpoint(spec_of_heads):
         (
             "random:1/vanilla:2",
             "random+vanilla",
-            "weights of random .group 1 of the heads., and query .* has random and vanilla;",
+            "the checkpoint has weights of random (group 1 of the heads), and query and key projections, "
+            "but this model has random and vanilla;",
         ),
-        ("random+vanilla", "random:1/vanilla:2", "random, and .* has random .group 1 .* and vanilla .group 2 "),
-        ("vanilla", "random:1/vanilla:2", "dot-product attention in all heads"),
-        ("random:1/vanilla:2", "random:2/vanilla:1", "R is .1, 12, 12. in the checkpoint and .2, 12, 12."),
+        (
+            "random+vanilla",
+            "random:1/vanilla:2",
+            "the checkpoint has weights of random, and query and key projections, "
+            "but this model has random (group 1 of the heads) and vanilla (group 2 of the heads);",
+        ),
+        ("vanilla", "random:1/vanilla:2", "the checkpoint has dot-product attention in all heads"),
+        (
+            "random:1/vanilla:2",
+            "random:2/vanilla:1",
+            "R is (1, 12, 12) in the checkpoint and (2, 12, 12) in this model",
+        ),
     ],
 )
 def test_a_checkpoint_with_other_heads_is_refused(spec_of_checkpoint, spec_of_model, message):
+    """The message says what the checkpoint has, and what the model has."""
     checkpoint = make_attention(spec_of_checkpoint, num_heads=3, embed_dim=6).state_dict()
     module = make_attention(spec_of_model, num_heads=3, embed_dim=6)
-    with pytest.raises(SynthesizerError, match=message):
+    with pytest.raises(SynthesizerError, match=re.escape(message)):
         module.load_state_dict(checkpoint)
 
 
@@ -292,7 +306,10 @@ def test_position_p_takes_entry_p_modulo_the_length(start, count):
 @pytest.mark.parametrize("length", [3, 4, 5, 12])
 @pytest.mark.parametrize("spec", [*SYNTHESIZERS, "random+fixed_random+factorized_dense", "dense+vanilla"])
 def test_tiled_attention_equals_the_equation(spec, length, is_causal, monkeypatch):
-    """The maximum length l is 4, and sentences have l - 1, l, l + 1 and 3 l tokens. Each computation is tested."""
+    """The maximum length l is 4, and sentences have l - 1, l, l + 1 and 3 l tokens. Each computation is tested.
+
+    Beyond l tokens the parameters begin again. A second sentence has two tokens less, and padding behind them.
+    """
     module = make_attention(spec, max_length=4, beyond_length="tile").double()
     x = torch.randn(length, 2, 6, dtype=torch.float64)
     lengths = [length, length - 2]
@@ -305,8 +322,10 @@ def test_tiled_attention_equals_the_equation(spec, length, is_causal, monkeypatc
         return is_padding or (is_causal and is_future(sentence, row, column))
 
     expected = reference.attention(module, x, is_hidden)
+    # An attention that has to return its weights computes them as a whole.
     out, _ = module(x, key_padding_mask=padding, attn_mask=mask, need_weights=True)
     assert_tokens_equal(out, expected, lengths)
+    # Otherwise the weights are computed by tiles if there are more of them than PLAIN_LIMIT.
     for plain_limit in (0, 1 << 18):  # by tiles, and without them
         monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", plain_limit)
         out, _ = module(x, key_padding_mask=padding, attn_mask=mask)
@@ -324,13 +343,21 @@ def test_tiled_decoding_equals_the_equation(spec, length):
 
 @pytest.mark.parametrize("spec", SYNTHESIZERS)
 def test_gradients_of_tiled_parameters_equal_finite_differences(spec, monkeypatch):
-    """The gradient of an entry is the sum over the places where it is used. It is computed by tiles."""
+    """The gradient of an entry is the sum over the places where it is used. It is computed by tiles.
+
+    The parameters are those of sentences of 4 tokens. The sentences have 6, so that entries are used several times.
+    """
+    # The plain computation would take calls with at most PLAIN_LIMIT logits.
     monkeypatch.setattr("fairseq_synth.computations.tiled.PLAIN_LIMIT", 0)
     module = make_attention(spec, embed_dim=4, max_length=4, rank=2, beyond_length="tile").double()
     x = torch.randn(6, 2, 4, dtype=torch.float64, requires_grad=True)
 
     def attend(x, *parameters):
-        """Returns the output of the module, which reads the parameters itself."""
+        """Returns the output of the module.
+
+        gradcheck changes x and the parameters in place, by a little, and the module reads its parameters itself. They
+        are arguments because gradcheck differentiates by the arguments.
+        """
         out, _ = module(x)
         return out
 
