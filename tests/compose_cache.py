@@ -51,7 +51,11 @@ class CachedCompose:
             return self.compose(config_name, overrides=overrides, strict=strict)
 
     def compose_with_cache(self, config_name, overrides, strict):
-        """Returns a new configuration for the overrides; the arguments are those of Hydra's `compose`."""
+        """Returns a new configuration for the overrides; the arguments are those of Hydra's `compose`.
+
+        Each configuration in the cache is pickled. It is unpickled for each command, which gets a copy of its own and
+        may change it.
+        """
         groups = [override for override in overrides if is_group(override)]
         values = [override for override in overrides if not is_group(override)]
         names = [override.split("=")[0] for override in values]
@@ -65,7 +69,8 @@ class CachedCompose:
             without_values = CachedConfig(schemas, values=set(), pickled_config=pickle.dumps(config))
             self.cache[key_of_groups] = without_values
 
-        # 2. the same with the values of the first command that sets these entries
+        # 2. the same with the values of the first command that sets these entries. The key has the names of the
+        #    entries, so whatever this first command has set, the current command sets too, perhaps to another value.
         key = (config_name, *groups, *names)
         cached = self.look_up(key, schemas)
         if cached is None:
@@ -74,9 +79,12 @@ class CachedCompose:
             cached = CachedConfig(schemas, values=set(values), pickled_config=pickle.dumps(config))
             self.cache[key] = cached
 
-        # 3. the same with the values of this command
+        # 3. the same with the values of this command. An override that the first command has given, too, such as
+        #    "optimization.lr=[0.1]", is in the configuration already. Any other one replaces the first command's value
+        #    of the same entry. So no other value of the first command is left: fairseq gives each entry one value.
         config = pickle.loads(cached.pickled_config)
-        set_values(config, [override for override in values if override not in cached.values])
+        other_values = [override for override in values if override not in cached.values]
+        set_values(config, other_values)
         return config
 
     def look_up(self, key, schemas):

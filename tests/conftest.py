@@ -344,18 +344,23 @@ def prepared_corpus(make_once):
 
     `name` is one of the small corpora in the dictionary SMALL_CORPORA of small_text.py.
     """
+    # These imports are late because they import torch and fairseq; see the beginning of this file.
     from helpers import run_programs_in_process
     from small_text import SMALL_CORPORA, prepare
 
     from recipes.prepare import main
 
     def prepare_corpus(name):
+        """Returns the folder of this corpus, which is prepared when the first test asks for it."""
+        # A command with "--like {other}/wmt" prepares its text like the corpus wmt, which has to be prepared before.
+        # Then {other} stands for the folder that contains the prepared "wmt". Other commands do not have {other}.
+        needs_wmt = "{other}" in SMALL_CORPORA[name].command
+        folder_of_wmt = prepare_corpus("wmt").parent if needs_wmt else None
+
         def make(folder):
-            other = folder
-            if "{other}" in SMALL_CORPORA[name].command:
-                other = prepare_corpus("wmt").parent  # the folder that contains "wmt"
+            """Prepares the corpus in the subfolder `name` of a folder."""
             with run_programs_in_process():
-                prepare(name, folder, other, main)
+                prepare(name, folder, folder_of_wmt, main)
 
         return make_once(f"small-{name}", make) / name
 

@@ -529,7 +529,8 @@ def run_programs_in_process():
     def run(argv, log=None, watch=None):
         """Replaces recipes.steps.run: calls the function of the program, and writes what it prints to the file `log`.
 
-        Unlike the original, it does not call `watch` for the lines of the log.
+        Unlike the original, it does not call `watch` for the lines of the log. The original is called in three cases:
+        for a program that is not in `programs`, for a dry run, which only prints the command, and after an error.
         """
         program, *arguments = argv
         if str(program) == "python":
@@ -537,11 +538,14 @@ def run_programs_in_process():
         main = programs.get(Path(program).name)
         if main is None or steps.dry_run():
             return steps.run(argv, log, watch)
+        assert log is not None, "the commands of recipes/ give each program of `programs` a log"
         try:
             printed, logged = run_cli(main, *arguments, form="| %(levelname)s | %(name)s | %(message)s")
         except SynthesizerError:
             return steps.run(argv, log, watch)  # fails again, with the error line that users see
         steps.show(argv)
+        # The original, too, adds to a log that it watches, which is that of a training, and replaces any other log. A
+        # training may be continued, and its log has all parts.
         mode = "a" if watch else "w"
         with open(log, mode) as file:
             file.write(printed + logged)

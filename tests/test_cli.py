@@ -260,7 +260,8 @@ def test_a_training_with_other_flags_learns_and_can_be_resumed(data, tmp_path, f
 def test_interrupted_equals_uninterrupted(data, tmp_path):
     """A training that is stopped within the first and second epoch and resumed is, bit for bit, one run.
 
-    The model has every kind of stored weight.
+    An epoch has 8 updates, and both trainings have 16. One is stopped after update 3, within epoch 1, and after update
+    10, within epoch 2. The model has every kind of stored weight.
     """
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
@@ -268,11 +269,13 @@ def test_interrupted_equals_uninterrupted(data, tmp_path):
     flags += ["--encoder-synthesizer", "random,fixed_random"]
     flags += ["--decoder-synthesizer", "factorized_dense,random+vanilla"]
     whole_losses = read_losses(train_model(data, whole, "--max-update", "16", *flags))
-    flags += ["--save-interval-updates", "3"]
-    first_losses = read_losses(train_model(data, parts, "--max-update", "3", *flags))
-    second_losses = read_losses(train_model(data, parts, "--max-update", "10", *flags))
-    last_losses = read_losses(train_model(data, parts, "--max-epoch", "2", *flags))
-    last_losses.update(read_losses(train_model(data, parts, "--max-update", "16", *flags)))
+
+    # The third run ends with epoch 2, so after update 16. The fourth run finds nothing left to do.
+    flags_of_parts = [*flags, "--save-interval-updates", "3"]
+    first_losses = read_losses(train_model(data, parts, "--max-update", "3", *flags_of_parts))
+    second_losses = read_losses(train_model(data, parts, "--max-update", "10", *flags_of_parts))
+    last_losses = read_losses(train_model(data, parts, "--max-epoch", "2", *flags_of_parts))
+    last_losses.update(read_losses(train_model(data, parts, "--max-update", "16", *flags_of_parts)))
     assert max(first_losses) == 3
     assert min(second_losses) == 4
     assert max(second_losses) == 10
@@ -280,6 +283,7 @@ def test_interrupted_equals_uninterrupted(data, tmp_path):
     assert max(last_losses) == 16
     assert {**first_losses, **second_losses, **last_losses} == whole_losses
 
+    # Both have a checkpoint after each epoch, and the same weights in the end.
     for save in (whole, parts):
         assert (save / "checkpoint1.pt").exists()
         assert (save / "checkpoint2.pt").exists()
@@ -288,7 +292,8 @@ def test_interrupted_equals_uninterrupted(data, tmp_path):
     for name, weight in weights.items():
         assert torch.equal(weight, resumed_weights[name]), name
 
-    # fixed_random is not trained, but it is stored
+    # fixed_random is not trained, but it is stored: it is the same after update 3, in epoch 1, and in the end. It is
+    # drawn from a normal distribution with a standard deviation of 1. Other weights have been trained.
     early_weights = load_checkpoint(parts / "checkpoint_1_3.pt")["model"]
     fixed_names = [name for name in weights if "fixed_random" in name]
     assert len(fixed_names) == 1
@@ -310,12 +315,16 @@ def test_checkpoints_at_the_end_of_an_epoch_are_numbered(data, tmp_path):
     whole_losses = read_losses(train_model(data, whole, "--max-update", "24", *flags))
     first_losses = read_losses(train_model(data, parts, "--max-update", "8", *flags))
     last_losses = read_losses(train_model(data, parts, "--max-update", "24", *flags))
+    # The losses have the number of updates as keys, so this also means that no update is done twice or left out.
     assert {**first_losses, **last_losses} == whole_losses
 
+    # Of the checkpoints after 8, 16 and 24 updates, which are the ends of the epochs 1, 2 and 3, the last two are kept.
     for save in (whole, parts):
         names = {path.name for path in save.glob("checkpoint*.pt")}
         assert names == {"checkpoint_2_16.pt", "checkpoint_3_24.pt", "checkpoint_best.pt", "checkpoint_last.pt"}
 
+    # A training that is resumed from checkpoint_3_24.pt begins with epoch 4, as from checkpoint_last.pt. The numbered
+    # checkpoint also has the best loss on the validation set so far.
     numbered = load_checkpoint(whole / "checkpoint_3_24.pt")["extra_state"]
     last = load_checkpoint(whole / "checkpoint_last.pt")["extra_state"]
     assert numbered["train_iterator"] == last["train_iterator"]
@@ -347,6 +356,7 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
 
     --restore-file would restore the optimizer, too, and is refused.
     """
+    # A stock Transformer is trained, and a Synthesizer goes on from its weights.
     stock_sizes = remove_flags(SMALL, "--synth-max-length")
     log = train_model(data, tmp_path / "stock", "--max-epoch", "4", arch="transformer_multi30k", small=stock_sizes)
     stock_losses = read_losses(log)
@@ -354,13 +364,15 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
     flags = ["--max-update", "3", "--lr", "1e-4", "--synth-mixture", "sum"]
     flags += ["--finetune-from-model", stock_checkpoint]
     losses = read_losses(train_model(data, tmp_path / "warm", *flags))
-    first_loss = float(losses[1])
+    first_loss = float(losses[1])  # the loss of update 1, which is a string in the log
+    # The loss differs from batch to batch, so the end of the stock training is the mean of its last five losses. The
+    # first loss of the Synthesizer is near this end, and not near the first loss of the stock training.
     last_five_stock_losses = [float(loss) for loss in list(stock_losses.values())[-5:]]
     last_stock_loss = sum(last_five_stock_losses) / 5
     assert abs(first_loss - last_stock_loss) < 0.25
     assert float(stock_losses[1]) - first_loss > 0.5
 
-    # averages of the weights begin with those of the checkpoint
+    # averages of the weights (--store-ema) begin with those of the checkpoint, and do not change the training
     averaged = tmp_path / "averaged"
     assert read_losses(train_model(data, averaged, *flags, "--store-ema", "--ema-decay", "0.99")) == losses
     state = load_checkpoint(averaged / "checkpoint_last.pt")
@@ -368,11 +380,14 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
     for name, weight in used_weights(state["model"]).items():
         assert torch.allclose(averages[name], weight, atol=1e-3), name
 
+    # --restore-file is refused, with a hint at --reset-optimizer
     argv = [data / "bin", *USER_DIR, "--arch", RANDOM_VANILLA, *SMALL, *RECIPE, "--save-dir", tmp_path / "restored"]
     argv += ["--restore-file", stock_checkpoint, "--synth-mixture", "sum"]
     line = get_error_line(train.cli_main, *argv)
     assert "--restore-file: " in line
     assert "--reset-optimizer" in line
+
+    # If the sizes are not those of the checkpoint, the error is about the sizes, which come before the optimizer.
     line = get_error_line(train.cli_main, *argv, "--encoder-ffn-embed-dim", "24")
     fault = r"the checkpoint does not fit: encoder.layers.0.fc1.weight is \[\d+, 16\] in the .* and \[24, 16\] in"
     assert re.search(f"checkpoint_last.pt: {fault}", line)
@@ -383,18 +398,24 @@ def test_hydra(data, tmp_path, monkeypatch, capsys):
     """fairseq-hydra-train takes the YAML of configs/; its checkpoint translates and resumes.
 
     Wrong names of flags and of functions are refused.
+
+    Two of the commands run in processes of their own, as a user starts them. The others run in this process, which
+    saves the time of a start, but needs two changes of the process (monkeypatch).
     """
+    # what the test is about: the YAML, and functions of the heads that are not those of the YAML
     argv = ["--config-dir", ROOT / "configs", "--config-name", "multi30k", f"task.data={data}/bin"]
-    argv += [f"common.user_dir={ROOT}/fairseq_synth", f"checkpoint.save_dir={tmp_path}/save", "optimization.lr=[0.01]"]
+    argv += [f"common.user_dir={ROOT}/fairseq_synth", "model.encoder_synthesizer=random"]
+    argv += [f"checkpoint.save_dir={tmp_path}/save", f"hydra.run.dir={tmp_path}"]
+    # sizes of a small model and a short training on a CPU
     argv += ["model.encoder_layers=1", "model.decoder_layers=1"]
-    argv += ["model.encoder_embed_dim=16", "model.decoder_embed_dim=16"]
-    argv += ["model.synth_max_length=24", "model.encoder_synthesizer=random"]
+    argv += ["model.encoder_embed_dim=16", "model.decoder_embed_dim=16", "model.synth_max_length=24"]
+    argv += ["optimization.lr=[0.01]", "lr_scheduler.warmup_updates=10", "dataset.max_tokens=200"]
     argv += ["common.bf16=false", "dataset.num_workers=0"]
-    argv += [f"hydra.run.dir={tmp_path}", "dataset.max_tokens=200", "lr_scheduler.warmup_updates=10"]
     monkeypatch.chdir(tmp_path)
     # Hydra closes all handlers there are, and absl's (of rouge-score) closes the file that pytest has put in its place
     monkeypatch.setattr("logging.shutdown", lambda *_: None)
 
+    # training, in a process of its own
     run_program("hydra_train", *argv, "optimization.max_update=20")
     last_checkpoint = tmp_path / "save" / "checkpoint_last.pt"
     state = load_checkpoint(last_checkpoint)
@@ -404,18 +425,23 @@ def test_hydra(data, tmp_path, monkeypatch, capsys):
     assert state["cfg"].model.encoder_synthesizer == "random"
     assert state["cfg"].model.decoder_synthesizer == "random"
 
+    # translation
     printed, _ = run_cli(generate.cli_main, data / "bin", *USER_DIR, "--path", last_checkpoint)
     assert len(get_translations(printed)) == TEST_SENTENCES
 
+    # the training goes on
     run_cli(hydra_train.cli_main, *argv, "optimization.max_update=25")
     history = load_checkpoint(last_checkpoint)["optimizer_history"]
     assert history[-1]["num_updates"] == 25
 
+    # a wrong name of a flag, for which Hydra prints an error and ends the process
     monkeypatch.setattr(sys, "gettrace", lambda: None)  # under coverage, hydra sees a debugger and raises
     with pytest.raises(SystemExit) as error:
         run_cli(hydra_train.cli_main, *argv, "model.encoder_synthesiser=random")
     assert error.value.code != 0
     assert "encoder_synthesiser" in capsys.readouterr().err
+
+    # a wrong name of a function, in a process of its own: only at the end of a process, an error is printed in one line
     process = run_program("hydra_train", *argv, "model.encoder_synthesizer=randm", check=False)
     assert_failed_with_one_line(process, "--encoder-synthesizer")
 
@@ -535,7 +561,10 @@ def test_references_of_any_length_can_be_compared_with(uneven, summarizer):
 
 
 def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
-    """The error names the data set, their number and the first of them. It only occurs if they are validated."""
+    """The error names the data set, their number and the first of them. It only occurs if they are validated.
+
+    The model takes sentences of up to 12 tokens (the flags TWELVE). Sources have up to 20 words, targets three.
+    """
     argv = [uneven / "bin", *USER_DIR, "--arch", RANDOM, *SMALL, *RECIPE, *TWELVE]
     argv += ["--save-dir", tmp_path, "--max-update", "1"]
     line = get_error_line(train.cli_main, *argv)
@@ -546,8 +575,11 @@ def test_long_validation_sentences_are_found_before_training(uneven, tmp_path):
     fault = f"--valid-subset valid: {len(long_sentences)} sentences are too long, the first is number {first + 1}"
     assert fault in line
     assert line.startswith("--synth-max-length: train with a larger one; --valid-subset")
-    assert f"{lengths[first]}, 4" in line
+    assert f"{lengths[first]}, 4" in line  # the lengths of the source and of the target: three words and the end
     assert "12 is this model's --synth-max-length" in line
+
+    # No error occurs if long sentences are skipped, or if nothing is validated. The second training goes on from the
+    # first one, which has made one update.
     run_cli(train.cli_main, *argv, "--skip-invalid-size-inputs-valid-test")
     run_cli(train.cli_main, *argv, "--disable-validation", "--max-update", "2")
 
@@ -585,12 +617,16 @@ def test_flags_that_do_not_fit_the_data_are_refused_before_the_first_batch(data,
 
 
 def test_the_error_about_a_longer_row_names_the_flag_with_which_its_task_adds_tokens(data, tmp_path):
-    """fairseq checks lengths before the denoising task inserts noise."""
+    """fairseq checks lengths before the denoising task inserts noise.
+
+    Rows of 20 words fit the model, which takes up to 24 tokens. With --insert 0.3, the task adds about 30% more tokens,
+    and they do not fit any more.
+    """
     rows = tmp_path / "rows"
     lines = []
     for line in (data / "train.en").read_text().splitlines():
-        twenty_words = (line.split() * 20)[:20]
-        lines.append(" ".join(twenty_words))
+        repeated_words = line.split() * 20  # a line has one word or more, so these are at least 20
+        lines.append(" ".join(repeated_words[:20]))
     write_lines(rows, lines)
     argv = ["--only-source", "--srcdict", data / "bin" / "dict.en.txt", "--trainpref", rows]
     argv += ["--validpref", rows]  # fairseq 0.12.2 wants it even with --disable-validation
@@ -599,7 +635,7 @@ def test_the_error_about_a_longer_row_names_the_flag_with_which_its_task_adds_to
     argv = [tmp_path / "bin", *USER_DIR, "--arch", RANDOM, *SMALL, *RECIPE, "--cpu", *NO_THREAD]
     argv += ["--task", "denoising", "--mask", "0.3", "--replace-length", "1", "--share-all-embeddings"]
     argv += ["--sample-break-mode", "eos", "--disable-validation", "--max-update", "1"]
-    run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "save")
+    run_cli(train.cli_main, *argv, "--save-dir", tmp_path / "save")  # raises no error without --insert
     line = get_error_line(train.cli_main, *argv, "--save-dir", tmp_path / "other", "--insert", "0.3")
     assert "longer than --synth-max-length 24" in line, line
     assert "as with --insert" in line, line
@@ -703,6 +739,8 @@ def make_unsuitable(folder, data):
     - ``cached``: `data` in fairseq's format "cached"
     - ``labels``: the English sentences of ``words``, and for each of them one of four labels
     """
+    # the text for "words" and "labels", in the folder itself: all words that begin with w1 (w1, w10, w11, ...) begin
+    # with one of x0, ..., x8 instead, which changes from line to line
     for split in SPLITS:
         for language in ("en", "de"):
             lines = (data / f"{split}.{language}").read_text().splitlines()
@@ -712,10 +750,15 @@ def make_unsuitable(folder, data):
         labels = ["abcd"[number % 4] for number in range(number_of_sentences)]
         write_lines(folder / f"{split}.label", labels)
 
+    # "words": the changed text with a dictionary of its own
     pair = ["-s", "en", "-t", "de", "--joined-dictionary"]
     run_cli(preprocess.cli_main, *pair, *list_texts(folder), "--destdir", folder / "words")
+
+    # "cached": the text and the dictionary of `data` in another format
     cached_flags = ["--srcdict", data / "bin" / "dict.en.txt", "--dataset-impl", "cached"]
     run_cli(preprocess.cli_main, *pair, *list_texts(data), *cached_flags, "--destdir", folder / "cached")
+
+    # "labels": fairseq's task sentence_prediction reads sentences from the subfolder input0, and labels from label
     alone = ["--only-source"]
     run_cli(preprocess.cli_main, *alone, *list_texts(folder, ".en"), "--destdir", folder / "labels" / "input0")
     run_cli(preprocess.cli_main, *alone, *list_texts(folder, ".label"), "--destdir", folder / "labels" / "label")
@@ -833,33 +876,51 @@ def test_a_mistake_is_refused_in_one_line(data, trained, unsuitable, tmp_path, c
     assert not list(tmp_path.glob("*.pt"))
 
 
-def test_what_is_similar_to_a_mistake_is_accepted(data, trained, unsuitable, tmp_path):
-    """The checks of mistakes refuse nothing that fairseq's help allows.
+# The next four tests use flags that are similar to mistakes. The checks of mistakes must not refuse what fairseq's help
+# allows. None of the commands gives the languages (-s and -t): fairseq finds them in the names of the data's files.
 
-    These are cached data, longer sentences that are skipped, languages that are found, constraints, and another
-    scheduler for a training that is resumed.
+
+def test_cached_data_and_two_spellings_of_a_flag_are_accepted(data, unsuitable, tmp_path):
+    """Data in the format "cached" give the same losses as `data`, whose format is "mmap".
+
+    The betas of Adam may be written as a tuple or as a list. Sentences of more than 8 tokens are skipped.
     """
-    skip_long_sentences = ["--skip-invalid-size-inputs-valid-test", "--max-tokens", "8"]
-    flags = [*skip_long_sentences, "--max-update", "2"]
-    expected_losses = read_losses(train_model(data, tmp_path / "mmap", *flags, "--adam-betas", "(0.9, 0.98)"))
+    flags = ["--skip-invalid-size-inputs-valid-test", "--max-tokens", "8", "--max-update", "2"]
+    mmap_log = train_model(data, tmp_path / "mmap", *flags, "--adam-betas", "(0.9, 0.98)")
+
     argv = [unsuitable / "cached", *USER_DIR, "--arch", RANDOM_VANILLA, *SMALL, *RECIPE, "--cpu"]
     argv += ["--save-dir", tmp_path / "cached", *flags, "--adam-betas", "[0.9, 0.98]"]
-    _, logged = run_cli(train.cli_main, *argv)
-    assert read_losses(logged) == expected_losses
+    _, cached_log = run_cli(train.cli_main, *argv)
+    assert read_losses(cached_log) == read_losses(mmap_log)
 
-    checkpoint = trained / "checkpoint_last.pt"
-    argv = [data / "bin", *USER_DIR, "--path", checkpoint, "--cpu"]
-    printed, _ = run_cli(generate.cli_main, *argv, *skip_long_sentences)
+
+def test_longer_sentences_can_be_skipped_when_translating(data, trained):
+    """Some sentences of the test set have more than 8 tokens, and are skipped. The others are translated."""
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--cpu"]
+    argv += ["--skip-invalid-size-inputs-valid-test", "--max-tokens", "8"]
+    printed, _ = run_cli(generate.cli_main, *argv)
     assert 0 < len(get_translations(printed)) < TEST_SENTENCES
 
-    lines = "w1 w2\tw7\nw3\n"  # the word after the tab has to occur in the translation
-    printed, _ = run_cli(interactive.cli_main, *argv, "--constraints", "--tokenizer", "moses", stdin=lines)
+
+def test_constraints_are_accepted(data, trained):
+    """fairseq-interactive takes sentences with and without a constraint: a word that has to be in the translation."""
+    lines = "w1 w2\tw7\nw3\n"  # in the first line, the constraint follows after a tab
+    argv = [data / "bin", *USER_DIR, "--path", trained / "checkpoint_last.pt", "--cpu"]
+    argv += ["--constraints", "--tokenizer", "moses"]
+    printed, _ = run_cli(interactive.cli_main, *argv, stdin=lines)
     translations = get_translations(printed)
     assert "w7" in translations[0].split()
     assert sorted(translations) == [0, 1]
 
-    flags = ["--restore-file", checkpoint, "--lr-scheduler", "inverse_sqrt", "--reset-lr-scheduler"]
-    log = train_model(data, tmp_path / "resumed", "--max-tokens", "400", *flags, "--max-epoch", "13")
+
+def test_a_training_can_be_resumed_with_another_scheduler(data, trained, tmp_path):
+    """--reset-lr-scheduler allows it. The model has been trained for 12 epochs with the same --max-tokens.
+
+    So one more epoch is left, after which it is validated.
+    """
+    flags = ["--restore-file", trained / "checkpoint_last.pt", "--max-tokens", "400", "--max-epoch", "13"]
+    flags += ["--lr-scheduler", "inverse_sqrt", "--reset-lr-scheduler"]
+    log = train_model(data, tmp_path / "resumed", *flags)
     assert '"valid_loss"' in log
 
 

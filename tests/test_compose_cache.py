@@ -54,21 +54,26 @@ def compose_in_hydra(compose, overrides):
 
 
 def test_groups_are_composed_once():
-    """Also after a change of a configuration that was returned; but anew for another schema by the same name.
+    """Hydra composes the configuration of a group once, and each command gets a copy with its own values.
 
-    A value that a later command sets to that of the first one is not left at the value of the command between them.
+    Hydra composes it again as soon as another schema is registered by the same name.
     """
     hydra = mock.Mock(side_effect=HYDRA_COMPOSE)
     cached_compose = CachedCompose(hydra)
+
+    # The third command sets the value of the first one again. It must not get the value 4 of the second one.
     first = compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=3"])
-    first.task.source_lang = "xx"
+    first.task.source_lang = "xx"  # a change of the configuration that was returned must not get into the cache
     second = compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=4"])
     third = compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=3"])
     assert hydra.call_count == 1
     assert [config.optimization.max_update for config in (first, second, third)] == [3, 4, 3]
     assert second.task.source_lang is None
+
+    # A copy of the schema is another object, so it counts as another schema, though its name and entries are the same.
     schemas = ConfigStore.instance().repo["task"]
-    with mock.patch.dict(schemas, {"translation.yaml": copy.deepcopy(schemas["translation.yaml"])}):
+    another_schema = copy.deepcopy(schemas["translation.yaml"])
+    with mock.patch.dict(schemas, {"translation.yaml": another_schema}):
         compose_in_hydra(cached_compose, ["task=translation", "optimization.max_update=4"])
     assert hydra.call_count == 2
 

@@ -62,7 +62,11 @@ from fairseq_synth.host.needed.loading import weights_only
 @pytest.mark.parametrize("sentences", [0, 1, 5, 8, 100, 3003])
 @pytest.mark.parametrize("limits", [dict(max_sentences=16), dict(max_tokens=64), dict(max_tokens=64, max_sentences=8)])
 def test_no_sentence_is_dropped(sentences, limits):
-    """fairseq after 0.12.2 drops the last n mod 8 of n sentences. All batches but the last have a multiple of 8."""
+    """fairseq after 0.12.2 drops the last n mod 8 of n sentences.
+
+    Each batch has a multiple of 8 sentences, but the last one has the rest. Fewer than 8 sentences are allowed in any
+    batch, because fairseq makes such batches if not even 8 sentences are within the limits.
+    """
     indices = np.random.RandomState(0).permutation(sentences)
     sizes = np.random.RandomState(1).randint(1, 9, size=sentences)
 
@@ -73,7 +77,8 @@ def test_no_sentence_is_dropped(sentences, limits):
     batches = data_utils.batch_by_size(
         indices, get_size, num_tokens_vec=sizes, required_batch_size_multiple=8, **limits
     )
-    assert np.concatenate([*batches, []]).tolist() == indices.tolist()
+    no_sentences = []  # np.concatenate needs at least one list, also if there are no batches
+    assert np.concatenate([*batches, no_sentences]).tolist() == indices.tolist()
     most_sentences = limits.get("max_sentences", 10**6)  # without a limit, a batch may have any number of sentences
     for batch in batches:
         is_last = batch is batches[-1]
@@ -139,12 +144,32 @@ def make_bucketed_dataset(source_lengths, buckets):
 
 
 @pytest.mark.parametrize("buckets", [1, 3, 100])
-@pytest.mark.parametrize("limits", [(24, 24), (24, 10), (1024, 24), 24, (24, float("inf")), (1024, 1024)])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        pytest.param((24, 24), id="both sides"),
+        pytest.param((24, 10), id="a shorter target"),
+        pytest.param((1024, 24), id="only the target, the source has at most 30 tokens"),
+        pytest.param(24, id="one number for both sides"),
+        pytest.param((24, float("inf")), id="only the source"),
+        pytest.param((1024, 1024), id="no sentence is too long"),
+    ],
+)
 def test_buckets_lose_no_sentence(buckets, limits):
-    """A sentence is skipped if it is too long, but not if its bucket is. Padded sentences fit the model too."""
+    """A sentence is skipped if it is too long, but not if its bucket is. Padded sentences fit the model too.
+
+    Each sentence is padded to the longest length of its bucket, which may be more than the model allows. In this case,
+    the batch is padded less.
+
+    Args:
+        buckets: the number of buckets.
+        limits: the most tokens that the model allows: (in the source, in the target), or one number for both.
+    """
     source_lengths = [number + 1 for number in range(30)]
     target_lengths = [max(length - 3, 1) for length in source_lengths]
     dataset = make_bucketed_dataset(source_lengths, buckets)
+
+    # A sentence is kept exactly if both of its sides fit.
     kept, skipped = dataset.filter_indices_by_size(dataset.ordered_indices(), limits)
     if isinstance(limits, tuple):
         max_source, max_target = limits
@@ -157,6 +182,8 @@ def test_buckets_lose_no_sentence(buckets, limits):
             fitting.append(number)
     assert sorted(kept) == fitting
     assert sorted([*kept, *skipped]) == list(range(30))
+
+    # Every kept sentence is in a batch. No batch is padded over the model's limits, or over 100 tokens in all.
     batches = dataset.batch_by_size(kept, max_tokens=100)
     assert sorted(np.concatenate(batches)) == fitting
     for batch in batches:
@@ -194,7 +221,11 @@ class TestSafeLoading:
 
     @pytest.mark.parametrize("function", [os.system, print, eval, subprocess.Popen])
     def test_code_is_not_run(self, tmp_path, function):
-        """Code in a checkpoint is not run, even if fairseq asks torch for unsafe loading."""
+        """Code in a checkpoint is not run, even if fairseq asks torch for unsafe loading.
+
+        With os.system and Popen, the code would make the file `ran`. With print and eval, it would be harmless, but it
+        must be refused as well.
+        """
 
         class Hostile:
             """An object for which `pickle` calls the function when it is loaded."""
@@ -205,6 +236,8 @@ class TestSafeLoading:
 
         with pytest.raises(pickle.UnpicklingError):
             self.save_and_load(tmp_path, {"model": Hostile()})
+        # The context manager `weights_only`, in which the plugin lets fairseq load checkpoints, overrules the argument
+        # weights_only=False of torch.load. The file x.pt is the one that save_and_load has just written.
         with pytest.raises(pickle.UnpicklingError), weights_only():
             torch.load(tmp_path / "x.pt", weights_only=False)
         torch.save({"model": Hostile()}, tmp_path / "hostile.pt")
@@ -365,7 +398,11 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_sharded_data_has_batches_of_its_own_in_each_epoch(data):
-    """Without the cache of iterators, no batches are reused, and fairseq forms the batches of the current epoch."""
+    """Without the cache of iterators, no batches are reused, and fairseq forms the batches of the current epoch.
+
+    So the plugin's replacement of get_batch_iterator returns the same batches as fairseq's own method. Whether they
+    differ from those of another epoch depends on the version of fairseq.
+    """
 
     def form_batches(get_batch_iterator, epoch):
         """Returns the batches of an epoch, as lists of sentence numbers.
@@ -381,10 +418,16 @@ def test_sharded_data_has_batches_of_its_own_in_each_epoch(data):
         return [batch.tolist() for batch in iterator.frozen_batches]
 
     replacement = FairseqTask.get_batch_iterator
-    original = replacement.__wrapped__
+    original = replacement.__wrapped__  # the method of fairseq, which the plugin has replaced
     assert form_batches(replacement, epoch=2) == form_batches(original, epoch=2)
-    depends_on_epoch = "seed + epoch" in inspect.getsource(original)  # 0.12.2 has the same batches in every epoch
-    assert (form_batches(original, epoch=2) != form_batches(original, epoch=1)) == depends_on_epoch
+
+    # Newer versions of fairseq shuffle the sentences before they form batches, with another seed in each epoch.
+    # fairseq 0.12.2 has the same batches in every epoch.
+    depends_on_epoch = "seed + epoch" in inspect.getsource(original)
+    if depends_on_epoch:
+        assert form_batches(original, epoch=2) != form_batches(original, epoch=1)
+    else:
+        assert form_batches(original, epoch=2) == form_batches(original, epoch=1)
 
 
 @pytest.mark.parametrize("fp32", [False, True], ids=["as-the-model", "fp32"])
@@ -440,17 +483,21 @@ def test_looking_for_a_metric_does_not_change_the_training(data, tmp_path):
 
 def test_repairs_are_applied_once():
     """A second import of a file of host/, under another name, does not replace anything again."""
+    # The places are functions of fairseq that repairs replace. A custom repair, which replaces this first one, has no
+    # list of its places.
     places = [repairs.Place(NGramRepeatBlock, "_no_repeat_ngram")]
     for repair in repairs.REPAIRS.values():
         places += repair.places
-    assert len(places) > 30
+    assert len(places) > 30  # the repairs are registered; otherwise this test would compare next to nothing
     functions_before = [place.function() for place in places]
     repairs.apply_repairs()
     folder = Path(host.__file__).parent
+    # Repairs are in the subfolders, and one file of host/ itself registers a repair, too.
     for path in (*folder.glob("*/*.py"), folder / "message_table.py"):
         if path.stem == "__init__":
             continue
-        package = ".".join(path.relative_to(ROOT).parts[:-1])
+        # The package is that of the file, such as fairseq_synth.host.bugs, so that relative imports work.
+        package = ".".join(path.parent.relative_to(ROOT).parts)
         spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}_again", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -475,25 +522,33 @@ def place_in_command(code, command="generate"):
     """Returns Python code that loads the plugin and then runs a statement, both in a file of one of fairseq's commands.
 
     The plugin recognizes these commands by the file names in the traceback. So the code is compiled under the name of
-    this file.
+    this file. For the statement ``pass`` and the command "generate", the code is::
+
+        from types import SimpleNamespace
+        import fairseq.utils
+        import fairseq_cli.generate
+
+        plugin = SimpleNamespace(user_dir="fairseq_synth")
+        source = 'def run():\\n    fairseq.utils.import_user_module(plugin)\\n    pass\\n'
+        exec(compile(source, fairseq_cli.generate.__file__, "exec"))  # defines the function `run`
+        run()
 
     Args:
-        code: the statement.
+        code: the statement, in one line.
         command: the name of the command, such as "generate" for fairseq-generate.
     """
-    function = textwrap.dedent(f"""
-        def run():
-            fairseq.utils.import_user_module(plugin)
-            {code}
-    """)
-    return textwrap.dedent(f"""
-        import fairseq.utils
-        import fairseq_cli.{command} as command
-
-        plugin = type("", (), dict(user_dir="fairseq_synth"))
-        exec(compile({function!r}, command.__file__, "exec"))
-        run()
-    """)
+    source = f"def run():\n    fairseq.utils.import_user_module(plugin)\n    {code}\n"
+    lines = [
+        "from types import SimpleNamespace",
+        "import fairseq.utils",
+        f"import fairseq_cli.{command}",
+        "",
+        'plugin = SimpleNamespace(user_dir="fairseq_synth")',
+        f"source = {source!r}",
+        f'exec(compile(source, fairseq_cli.{command}.__file__, "exec"))',
+        "run()",
+    ]
+    return "\n".join(lines)
 
 
 def run_python(code, **environment):
@@ -502,7 +557,11 @@ def run_python(code, **environment):
 
 
 def test_repairs_are_logged_and_can_be_switched_off():
-    """Two repairs are switched off by their names. Each of the others is logged once."""
+    """Two repairs are switched off by their names. Each of the others is logged once.
+
+    The code prints two lines: the names of all repairs, and whether the function PathManager.copy has been replaced.
+    The repair write_checkpoints_atomically, which is switched off, would replace it.
+    """
     switched_off = "keep_last_batch, write_checkpoints_atomically"
     code = textwrap.dedent("""
         import fairseq_synth
@@ -520,6 +579,8 @@ def test_repairs_are_logged_and_can_be_switched_off():
     names_switched_off = set(switched_off.split(", "))
     assert copy_is_marked == "False"
     assert len(set(logged_names)) == len(logged_names)
+    # print_one_line_errors changes something only in fairseq's own commands, and this code is none of them. Those in
+    # UNNEEDED are logged only with the versions of numpy, torch and fairseq that need them.
     expected = set(names.split()) - {"print_one_line_errors"} - UNNEEDED - names_switched_off
     assert expected <= set(logged_names)
     assert not set(logged_names) & names_switched_off
@@ -623,10 +684,12 @@ def test_the_folder_of_the_plugin_is_not_printed_if_torch_is_too_old(tmp_path, v
     if version:
         (tmp_path / f"torch-{version}.dist-info").mkdir()
         (tmp_path / f"torch-{version}.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    # Python looks into the folders of PYTHONPATH first, both for the module torch and for the version of the package.
+    # If the first folder has no dist-info, the version is that of the torch that is installed, which is supported.
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
     def check_command(arguments, folder):
-        """Checks that python -m fairseq_synth prints this folder, or that it refuses torch."""
+        """Checks that python -m fairseq_synth refuses torch if there is a `version`, and else prints this folder."""
         process = warm.run(["-m", "fairseq_synth", *arguments], cwd=ROOT, env=environment, fresh=True)
         if version:
             assert process.returncode == 1
@@ -645,6 +708,10 @@ def test_the_folder_of_the_plugin_is_not_printed_if_torch_is_too_old(tmp_path, v
 def explain_chain(first_error, last_error, module="fairseq.trainer", suffix=""):
     """Returns the line about an error that code raises while it handles another error, or None if there is no line.
 
+    The line depends on the module that has raised the error: errors of fairseq and torch are explained, those of a
+    user's own code are not. `explain` finds the module by the ``__name__`` of the code that raises. So this code is run
+    by exec, under the name of a module.
+
     Args:
         first_error: the error that is handled.
         last_error: the error that is raised then.
@@ -657,26 +724,34 @@ def explain_chain(first_error, last_error, module="fairseq.trainer", suffix=""):
         except Exception:
             raise last_error{suffix}
     """)
-    try:
-        exec(code, {"__name__": module, "first_error": first_error, "last_error": last_error})
-    except Exception as error:
-        return explain(error)
+    global_names = {"__name__": module, "first_error": first_error, "last_error": last_error}
+    with pytest.raises(Exception) as caught:
+        exec(code, global_names)
+    return explain(caught.value)
 
 
 def test_the_cause_of_an_error_is_explained():
-    """fairseq and torch wrap some errors in another error. The line is about the first error."""
+    """fairseq and torch wrap some errors in another error. The line is about the first error.
+
+    `explain_chain` raises an error while it handles a first one, if nothing else is given in a module of fairseq and
+    without "from". The second error wraps the first one if it is raised with "from", or if fairseq or torch raise an
+    Exception or a RuntimeError, which are the types of their wrappers.
+    """
     mistake = SynthesizerError("mend it")
     full_disk = OSError(errno.ENOSPC, "No space left on device", "/a/b")
 
-    # fairseq leaves "from" out
+    # fairseq and torch leave "from" out
     assert explain_chain(mistake, Exception("Cannot load model parameters")) == "mend it"
     line = explain_chain(full_disk, RuntimeError("unexpected pos"), module="torch.serialization")
     assert line == "/a/b: could not be written (No space left on device); make room, then start the command again"
+    # With "from", an error of any type wraps the first one, even in a user's own code.
     line = explain_chain(mistake, KeyError("b"), module="somebody.s.script", suffix=" from first_error")
     assert line == "mend it"
+    # Neither of these errors can be explained.
     assert explain_chain(KeyError("a"), ValueError("b")) is None
 
-    # The last error is another one that occurs while the first one is handled, in fairseq's code too.
+    # The last error is another one that occurs while the first one is handled, in fairseq's code too. A NameError is
+    # not a type in which fairseq wraps errors.
     assert explain_chain(mistake, NameError("x")) is None
     assert explain_chain(full_disk, NameError("x")) is None
     # The last error states that it has no cause.
@@ -773,7 +848,10 @@ def test_a_circular_chain_of_errors_is_no_endless_loop():
 
 
 def test_lengths_of_several_pairs_of_languages_are_not_checked():
-    """If the limits depend on the pair of languages, the data set skips too long sentences itself."""
+    """If the limits depend on the pair of languages, the data set skips too long sentences itself.
+
+    So `check_lengths`, which otherwise reports too long sentences as an error, raises nothing.
+    """
 
     class Task(FairseqTask):
         """A task that has its own limits for each pair of languages."""
@@ -787,7 +865,8 @@ def test_lengths_of_several_pairs_of_languages_are_not_checked():
     model = SimpleNamespace(max_positions=lambda: OrderedDict({"a-b": (4, 4), "b-a": (4, 4)}))
     dataset_config = SimpleNamespace(valid_subset="valid", max_tokens_valid=100)
     cfg = SimpleNamespace(dataset=dataset_config)
-    check_lengths(SimpleNamespace(task=task, get_model=lambda: model, cfg=cfg))
+    trainer = SimpleNamespace(task=task, get_model=lambda: model, cfg=cfg)
+    check_lengths(trainer)  # raises nothing
 
 
 # flags of fairseq-train for a training of two updates that writes checkpoint_last.pt

@@ -151,11 +151,19 @@ def test_distances_to_equal_rows_and_to_rank_one():
     assert measure.rank_one_distances(torch.tensor([[1.0, 1], [2, 2]])) == pytest.approx([0.1**0.5, 0], abs=1e-6)
 
 
-@pytest.mark.parametrize("causal, mean", [(False, 4 * 31.5), (True, 4 * 21)])
-def test_values_of_a_histogram_are_drawn_evenly_from_what_a_row_sees(causal, mean, monkeypatch):
-    """Values are drawn whatever their weight is: no column or diagonal is preferred."""
+@pytest.mark.parametrize("causal, mean_column", [(False, 31.5), (True, 21)])
+def test_values_of_a_histogram_are_drawn_evenly_from_what_a_row_sees(causal, mean_column, monkeypatch):
+    """Values are drawn whatever their weight is: no column or diagonal is preferred.
+
+    So each visible pair of a row and a column is drawn with the same probability, and the logits, which are 4 times the
+    number of the column, have the mean that they have over all visible pairs.
+
+    `mean_column` is the mean number of the column over the visible pairs. If each row sees all columns, from 0 to 63,
+    it is 63 / 2. If row i sees the columns 0 to i, column j is seen by 64 - j rows, and it is 63 / 3.
+    """
     monkeypatch.setattr(attention_part, "HISTOGRAM_VALUES", 400)
-    logits = 4 * torch.arange(64.0)[None, None].expand(2, 64, 64)  # column j has the logit 4 j
+    logits_of_row = 4 * torch.arange(64.0)
+    logits = logits_of_row[None, None].expand(2, 64, 64)  # (H, T, S), the same in each row
     attention = SimpleNamespace(name="a")
     sampler = attention_part.ValueSampler()
     reading = SentenceReading(attention, batch_row=0, logits=logits, causal=causal)
@@ -164,8 +172,12 @@ def test_values_of_a_histogram_are_drawn_evenly_from_what_a_row_sees(causal, mea
     sampled_logits = samples["logits"]["a"]
     sampled_weights = samples["weights"]["a"]
     assert len(sampled_logits) == len(sampled_weights) == 400
-    assert sampled_logits.mean() == pytest.approx(mean, abs=12)
-    assert (sampled_weights == 0).sum() > 100  # smaller than fp32 can tell from 0
+    # A logit has a standard deviation of up to 4 * 64 / sqrt(12) = 74. That of the mean of 400 is 74 / sqrt(400) = 3.7,
+    # and the tolerance is about three times as large.
+    assert sampled_logits.mean() == pytest.approx(4 * mean_column, abs=12)
+    # More than a third of the weights are smaller than fp32 can tell from 0: those of columns that lie at least 26
+    # before the last one that the row sees. If larger weights were preferred, hardly any of these would be drawn.
+    assert (sampled_weights == 0).sum() > 100
 
 
 def test_a_histogram_counts_values_below_its_range_in_the_first_bin():
@@ -240,6 +252,11 @@ def mask_logits(reading, key_padding_mask):
 
 @pytest.mark.parametrize("arch", ["transformer_multi30k", "transformer_synth_random_vanilla_multi30k"])
 def test_the_logits_that_a_hook_reads_give_the_weights_that_each_attention_returns(arch):
+    """The softmax of the logits is what the attention returns if it is called again, with the same arguments.
+
+    In this second call, it is asked for its weights. `readings` and `calls` have an entry for each attention, in the
+    order in which the model calls them.
+    """
     model = perturb(make_model(arch))
     readings = []
     calls = []
@@ -248,19 +265,26 @@ def test_the_logits_that_a_hook_reads_give_the_weights_that_each_attention_retur
         """Adds the call of an attention to `calls`. It is a hook of PyTorch."""
         calls.append((module, kwargs))
 
+    handles = []
     with hooks.reading_logits(model, readings.append):
         for attention in hooks.attentions(model):
-            attention.module.register_forward_hook(keep_call, with_kwargs=True)
+            handle = attention.module.register_forward_hook(keep_call, with_kwargs=True)
+            handles.append(handle)
         model(**make_batch())
+    for handle in handles:
+        handle.remove()  # so that the second calls are not kept
 
+    # two layers of the encoder, then self-attention and cross-attention of each of the decoder's two layers
     assert [reading.causal for reading in readings] == [False, False, True, False, True, False]
     for reading, (module, kwargs) in zip(readings, calls):
         assert reading.attention.module is module
+        # Cross-attention gets this argument, which only matters for incremental decoding. Without it, fairseq's own
+        # cross-attention takes its fast path, as self-attention does.
         kwargs.pop("static_kv", None)
         kwargs_with_weights = {**kwargs, "need_head_weights": True, "need_weights": True}
         _output, expected = module(**kwargs_with_weights)
         weights = torch.softmax(mask_logits(reading, kwargs.get("key_padding_mask")), dim=-1)  # (B, H, T, S)
-        is_mean_of_heads = expected.dim() == 3  # as in fairseq's fast path
+        is_mean_of_heads = expected.dim() == 3  # (B, T, S), as in fairseq's fast path; otherwise (H, B, T, S)
         weights = weights.mean(dim=1) if is_mean_of_heads else weights.transpose(0, 1)
         assert torch.allclose(weights, expected, atol=1e-6)
 
@@ -339,7 +363,8 @@ def get_weights(model):
 def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
     """The weights after a training with a learning rate of 0 are those before it.
 
-    The initial weights depend on the seed alone. So they are the same with and without the data.
+    The initial weights depend on the seed alone. So they are the same with and without the data. They are unknown if
+    the training has started from another checkpoint.
     """
     train_model(data, tmp_path, *ONE_UPDATE, "--lr", "0", arch=arch, small=get_size_flags(arch))
     for folder in (data / "bin", None):
@@ -349,8 +374,12 @@ def test_the_initial_state_is_that_of_the_training(arch, data, tmp_path):
         assert initial_weights.keys() == weights.keys()
         for name, weight in weights.items():
             assert torch.equal(initial_weights[name], weight), name
-    loaded.cfg.checkpoint.reset_optimizer = True  # without another checkpoint, it only resets the optimizer
+
+    # --reset-optimizer alone does not mean that there was another checkpoint, from which the weights came.
+    loaded = checkpoints.load(tmp_path / "checkpoint_last.pt", None)
+    loaded.cfg.checkpoint.reset_optimizer = True
     assert loaded.build_initial_model() is not None
+    # With --restore-file, there was one. Then no initial model is built.
     loaded.cfg.checkpoint.restore_file = "another.pt"
     assert loaded.build_initial_model() is None
 
@@ -375,6 +404,10 @@ def make_encoder_attention(spec):
     ],
 )
 def test_alpha_sums_to_1_in_each_head_and_is_0_for_a_function_that_a_head_does_not_have(spec, expected_zeros):
+    """Both specs have two groups of heads: ":1" and ":2" are their sizes. So head 0 is of the first group.
+
+    `expected_zeros` says for each function in which of the heads 0, 1 and 2 its alpha is 0.
+    """
     attention = make_encoder_attention(spec)
     alpha = attention.alpha()
     zeros = {}
@@ -383,8 +416,11 @@ def test_alpha_sums_to_1_in_each_head_and_is_0_for_a_function_that_a_head_does_n
     assert zeros == expected_zeros
     sums = torch.tensor([*alpha.values()]).sum(dim=0)
     assert sums.tolist() == pytest.approx([1, 1, 1])
+
+    # The second group, "dense+vanilla", has the heads 1 and 2. Its parameter has a row for each function.
     _first_group, second_group = attention.module.synthesizer.mixtures()
-    _dense, vanilla = torch.softmax(second_group.alpha, dim=0)
+    alpha_of_group = torch.softmax(second_group.alpha, dim=0)  # (functions, heads)
+    vanilla = alpha_of_group[1]  # (heads,)
     assert alpha["vanilla"][1:] == pytest.approx(vanilla.tolist())
 
 
@@ -394,25 +430,27 @@ def test_there_is_no_alpha_if_no_head_has_a_mixture():
 
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_the_gradient_of_a_head_is_the_derivative_of_the_loss(arch, trained, data):
-    """A finite difference of the training's loss is computed on one sentence."""
+    """A finite difference of the training's loss is computed on one sentence, for head 1 of an attention."""
     loaded = checkpoints.load(trained[arch], data / "bin")
     batches = read_batches(loaded, "valid", sentences=1)
-    perturb(loaded.model.double(), std=0.1)
+    perturb(loaded.model.double(), std=0.1)  # changes the weights of this model, for all that follows
     importance = head_importance(loaded, batches)
     criterion = build_criterion(loaded)
     (batch,) = batches
 
     @torch.no_grad()
     def compute_loss(factor):
-        """Returns the loss if the output of the head is multiplied by this factor."""
-        mask = torch.tensor([1, factor], dtype=torch.float64)
+        """Returns the loss if the output of head 1 is multiplied by this factor, and head 0 is left as it is."""
+        mask = torch.tensor([1, factor], dtype=torch.float64)  # one factor for each head
         with hooks.scaled_heads(loaded.model, {"decoder.self.1": mask}):
             loss_of_batch, _, _ = criterion(loaded.model, batch)
         return float(loss_of_batch)
 
-    derivative = (compute_loss(1.01) - compute_loss(0.99)) / 0.02
+    distance_of_factors = 1.01 - 0.99
+    derivative = (compute_loss(1.01) - compute_loss(0.99)) / distance_of_factors
     expected = abs(derivative) / batch["ntokens"]
-    assert importance["decoder.self.1"]["gradient"][1] == pytest.approx(expected, rel=0.02)
+    head = 1
+    assert importance["decoder.self.1"]["gradient"][head] == pytest.approx(expected, rel=0.02)
 
 
 def test_the_loss_is_that_of_fairseq_validate(trained, data):
@@ -458,22 +496,29 @@ def count_target_tokens(path):
 
 
 def test_loss_and_bleu_by_length(trained, data, tmp_path):
-    """The ranges of length share out the sentences, and their losses, weighted by tokens, are the loss of all."""
+    """The ranges of length share out the sentences, and their losses, weighted by tokens, are the loss of all.
+
+    The subset test is made of two files, test and long, of which the second has sentences that are too long to be read.
+    """
     out = tmp_path / "out"
     flags = ["--data", data / "bin", "--subset", "test", "--only", "lengths", "--no-pictures", "--out", out]
     run_inspect(trained[MIXTURE], *flags)
     (figures,) = read_figures(out).values()
-    assert not {"sentences", "layers", "removal"} & set(figures)
+    # --only lengths leaves out what the other parts measure
+    assert "sentences" not in figures
+    assert "layers" not in figures
+    assert "removal" not in figures
     assert "gradient" not in figures["attentions"]["encoder.self.0"]
     assert "lengths" in list_pictures({"model": figures})
 
     lengths = count_target_tokens(data / "test.de") + count_target_tokens(data / "long.de")
+    # The range 8 has sentences of up to 8 tokens, and the range 16 those of 9 to 16. No sentence has more than 13.
     lengths_by_range = {
         8: [length for length in lengths if length <= 8],
         16: [length for length in lengths if length > 8],
     }
     ranges = figures["lengths"]["ranges"]
-    sentences_by_range = {part["longest"]: part["sentences"] for part in ranges}
+    sentences_by_range = {part["longest"]: part["sentences"] for part in ranges}  # numbers of sentences
     assert sentences_by_range == {longest: len(lengths) for longest, lengths in lengths_by_range.items()}
     assert min(sentences_by_range.values()) > 0
 
@@ -488,7 +533,12 @@ def test_loss_and_bleu_by_length(trained, data, tmp_path):
 
 @pytest.mark.parametrize("arch", [STOCK, MIXTURE])
 def test_the_loss_without_words_is_that_of_heads_with_average_attention(arch, trained, data):
-    """This is checked for one head, and for all heads, which are the last point of the curve."""
+    """This is checked for one head, and for all heads, which are the last point of the curve.
+
+    The results `words` are this curve. ``heads`` lists the 8 heads of self-attention (2 layers of 2 heads, in the
+    encoder and in the decoder) as pairs of the attention and the number of the head, in the order in which they are
+    replaced. ``loss`` has the loss before any head is replaced, then after each one.
+    """
     loaded = checkpoints.load(trained[arch], data / "bin")
     figures = analysis.analyse(loaded, Options(parts=("words",)))
     curve = figures["words"]
@@ -496,22 +546,33 @@ def test_the_loss_without_words_is_that_of_heads_with_average_attention(arch, tr
     assert len(curve["heads"]) == 8
     assert len(curve["loss"]) == 9
 
+    # the logits of average attention, from the 300 sentences of the training set
     batches = read_batches(loaded, "valid")
     averages = words.average(loaded, "train", 300)
-    logits = {name: constants.matrix(13) for name, constants in averages.constants.items()}
+    longest_length = 13  # a sentence of `data` has up to 12 words and a token for its end
+    logits = {name: constants.matrix(longest_length) for name, constants in averages.constants.items()}
+
+    # one head: head 1 of layer 1 of the decoder
     increase = figures["attentions"]["decoder.self.1"]["without_words"][1]
     with hooks.replaced_heads(loaded.model, logits, [Head("decoder.self.1", 1)]):
         assert loss(loaded, batches) == pytest.approx(figures["loss"] + increase, abs=1e-3)
+
+    # all heads
     all_heads = [Head(attention, number) for attention, number in curve["heads"]]
     with hooks.replaced_heads(loaded.model, logits, all_heads):
         assert loss(loaded, batches) == pytest.approx(curve["loss"][-1], abs=1e-3)
 
+    # The curve begins with the heads whose replacement alone increases the loss least. Only self-attention is replaced.
     increases = [figures["attentions"][head.attention]["without_words"][head.number] for head in all_heads]
     assert increases == sorted(increases)
     assert "without_words" not in figures["attentions"]["decoder.cross.0"]
 
 
 def test_the_average_is_over_sentences_that_are_chosen_evenly_from_the_longest_down(trained, data, monkeypatch):
+    """All 300 sentences of the training set are sorted by length. Three of them are every hundredth one.
+
+    The longest sentence is always among them, so the average has a value for each position up to its length.
+    """
     loaded = checkpoints.load(trained[STOCK], data / "bin")
     chosen = []
     make_batches = checkpoints.batches
@@ -523,9 +584,10 @@ def test_the_average_is_over_sentences_that_are_chosen_evenly_from_the_longest_d
 
     monkeypatch.setattr(checkpoints, "batches", keep_choice)
     average = words.average(loaded, "train", sentences=3)
-    by_length = checkpoints.readable(loaded, "train")
+    by_length = checkpoints.readable(loaded, "train")  # numbers of sentences, that of the shortest sentence first
     assert chosen == [[by_length[99], by_length[199], by_length[299]]]
-    assert average.length == loaded.task.dataset("train").num_tokens(by_length[-1])
+    longest_sentence = by_length[-1]
+    assert average.length == loaded.task.dataset("train").num_tokens(longest_sentence)
     assert average.sentences == 3
 
 
@@ -539,6 +601,12 @@ def test_words_are_worth_nothing_to_random(data, tmp_path):
 
 
 def test_the_summary_keeps_what_the_documentation_shows(trained, data, tmp_path):
+    """--summary leaves out some results, and makes two kinds of them smaller.
+
+    - Of a matrix of mean attention weights (pattern), the first 16 rows and columns are kept.
+    - A histogram has half as many intervals. Each is made of two neighbouring ones, whose shares are added, and the sum
+      is rounded to 3 digits.
+    """
     flags = ["--data", data / "bin", "--sentences", "2", "--steps", "1", "--no-pictures"]
     run_inspect(trained[STOCK], *flags, "--out", tmp_path / "whole")
     run_inspect(trained[STOCK], *flags, "--summary", "--out", tmp_path / "summary")
@@ -552,12 +620,16 @@ def test_the_summary_keeps_what_the_documentation_shows(trained, data, tmp_path)
     attention = figures["attentions"]["decoder.self.1"]
     short_attention = summary["attentions"]["decoder.self.1"]
     short_pattern = []
-    for rows in attention["pattern"]:  # of each head
-        short_pattern.append([row[:16] for row in rows[:16]])
+    for matrix in attention["pattern"]:  # one for each head
+        first_rows = matrix[:16]
+        short_pattern.append([row[:16] for row in first_rows])
     assert short_attention["pattern"] == short_pattern
     assert set(short_attention["histograms"]) == {"logits", "weights"}
     shares = attention["histograms"]["logits"]["shares"]["trained"]
-    sums_of_two = [float(f"{left + right:.3g}") for left, right in zip(shares[::2], shares[1::2])]
+    sums_of_two = []
+    for left_share, right_share in zip(shares[::2], shares[1::2]):
+        three_digits = f"{left_share + right_share:.3g}"
+        sums_of_two.append(float(three_digits))
     assert short_attention["histograms"]["logits"]["shares"]["trained"] == sums_of_two
 
 
@@ -566,7 +638,7 @@ def test_a_summary_without_data_is_refused(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "part, key, names",
+    "part, key_of_results, names",
     [
         ("attention", "sentences", {"patterns", "sentence2-cross-attention", "singular-values", "weights", "heads"}),
         ("layers", "layers", {"rank"}),
@@ -574,14 +646,27 @@ def test_a_summary_without_data_is_refused(trained, tmp_path):
         ("words", "words", {"heads", "without-words"}),
     ],
 )
-def test_one_part_alone_has_its_figures_and_pictures_and_no_others(part, key, names, trained, data, tmp_path):
+def test_one_part_alone_has_its_figures_and_pictures_and_no_others(
+    part, key_of_results, names, trained, data, tmp_path
+):
+    """--only PART measures only this part, and only the pictures of its results are drawn.
+
+    The picture "heads" shows what is known about each head. Several parts measure that, so it belongs to all of them.
+
+    Args:
+        part: the value of --only.
+        key_of_results: the entry of figures.json that the part adds, besides results of each attention.
+        names: names of pictures that show the results of the part.
+    """
     flags = ["--data", data / "bin", "--sentences", "2", "--steps", "1", "--only", part, "--no-pictures"]
     run_inspect(trained[MIXTURE], *flags, "--out", tmp_path / "out")
     (figures,) = read_figures(tmp_path / "out").values()
-    assert {"sentences", "layers", "removal", "words", "lengths"} & set(figures) == {key}
+    keys_of_all_parts = {"sentences", "layers", "removal", "words", "lengths"}  # that of the part "lengths" comes last
+    assert keys_of_all_parts & set(figures) == {key_of_results}
     assert figures["loss"] > 0
     names_of_pictures = list_pictures({"model": figures})
     assert names <= names_of_pictures
+    # The picture of singular values stands for the pictures of other parts.
     assert ("singular-values" in names_of_pictures) == (part == "attention")
 
 
@@ -639,13 +724,17 @@ def test_pictures_are_840_pixels_wide_and_cut_no_label(models, layers, heads):
 
 
 def test_a_sentence_is_drawn_if_all_models_have_read_it_at_any_place_of_their_lists():
-    """The first model has read the sentences 0 and 7, the second 7 and 9. The darkest weight tells them apart."""
+    """The first model has read the sentences 0 and 7, the second 7 and 9. So only sentence 7 is drawn.
+
+    Its picture is named sentence2, because it is the second sentence in the list of the first model. The largest weight
+    in a matrix, from 100 to 400, tells of which model and sentence the matrix is.
+    """
 
     def make_up_sentence(number, weight):
-        """Returns the figures of a sentence, in which this weight is the darkest."""
+        """Returns the figures of a sentence of two tokens. In the matrix of its head, this weight is the largest."""
         tokens = {"encoder": ["a", "b"], "decoder": ["a", "b"]}
-        weights_of_head = [[weight, 0], [0, weight]]
-        return {"number": number, "tokens": tokens, "weights": {"encoder.self.0": [weights_of_head]}}
+        matrix = [[weight, 0], [0, weight]]
+        return {"number": number, "tokens": tokens, "weights": {"encoder.self.0": [matrix]}}
 
     figures = {"first": make_up_figures(layers=1, heads=1), "second": make_up_figures(layers=1, heads=1)}
     figures["first"]["sentences"] = [make_up_sentence(0, 100), make_up_sentence(7, 200)]
@@ -859,6 +948,10 @@ def test_the_cost_of_a_part_is_printed_before_it_starts(trained, data, tmp_path,
 
 
 def test_the_heads_part_makes_as_many_passes_as_it_announces(trained, data, monkeypatch):
+    """The numbers are those in the text of `heads.describe_cost`, which the command prints before it begins.
+
+    All sentences are in one batch, so that each pass calls the first layer once.
+    """
     loaded = checkpoints.load(trained[STOCK], data / "bin")
     inspection = analysis.begin(loaded, Options(sentences=4, steps=2))
     passes = []
@@ -875,8 +968,13 @@ def test_the_heads_part_makes_as_many_passes_as_it_announces(trained, data, monk
     analysis.PARTS["heads"].measure(inspection)
     handle.remove()
     assert len(inspection.batches) == 1
+
+    num_heads = 12  # 2 heads in each of 2 layers of 3 kinds of attention
+    passes_for_importance = 2 + num_heads  # for the gradient, for the loss with all heads, and without each head
+    passes_for_removals = 1 + 3 * 2  # with all heads, and after each of 2 steps of removing heads of a kind
+    assert passes_for_importance + passes_for_removals == 21
     assert len(passes) == 21
-    assert len(translations) == 7
+    assert len(translations) == 7  # one for each of the passes for removals
 
 
 def test_help_says_what_each_part_costs(capsys):
@@ -912,7 +1010,11 @@ def random_checkpoint(make_once, data):
 
 
 def test_without_data_the_pattern_is_the_softmax_of_R(random_checkpoint, tmp_path):
-    """--user-dir names code of the user, which is imported first."""
+    """Mean attention weights (pattern) need no data if the logits are a parameter, such as the matrices R of random.
+
+    Without data, neither the patterns of other attentions nor the results of other parts are there. This test also
+    checks that the command imports the code of --user-dir, and that it draws pictures of two checkpoints.
+    """
     user_code = tmp_path / "code_to_inspect_with"
     user_code.mkdir()
     (user_code / "__init__.py").touch()
@@ -922,6 +1024,7 @@ def test_without_data_the_pattern_is_the_softmax_of_R(random_checkpoint, tmp_pat
     assert user_code.name in sys.modules
     figures = read_figures(tmp_path / "out")["checkpoint_last"]
     R = torch.load(random_checkpoint)["model"]["encoder.layers.1.self_attn.synthesizer.components.random.R"]
+    # The weights are stored as thousandths, rounded to whole numbers. The tolerance is slightly more than half of one.
     pattern = torch.tensor(figures["attentions"]["encoder.self.1"]["pattern"]) / 1000
     assert torch.allclose(pattern, torch.softmax(R[:, :9, :9], dim=-1), atol=6e-4)
     assert "pattern" not in figures["attentions"]["decoder.cross.0"]
@@ -937,7 +1040,11 @@ def test_a_missing_user_dir_is_refused(random_checkpoint, tmp_path):
 
 
 def test_without_data_only_layers_that_ignore_the_input_are_drawn(data, tmp_path):
-    """--out may be a link to an empty folder."""
+    """Of random and dense, only random has logits that do not depend on the input.
+
+    So the picture of singular values has layer 1 of the encoder (dense, random) and layer 0 of the decoder (random,
+    dense), each in a panel of its own. This test also checks that --out may be a link to an empty folder.
+    """
     specs = ["--encoder-synthesizer", "dense,random", "--decoder-synthesizer", "random,dense"]
     train_model(data, tmp_path / "run", *ONE_UPDATE, *specs, arch="transformer_synth_random_multi30k")
     empty_folder = tmp_path / "empty"
@@ -952,9 +1059,11 @@ def test_without_data_only_layers_that_ignore_the_input_are_drawn(data, tmp_path
     picture = next(picture for picture in pictures.pictures(figures) if picture.name == "singular-values")
     first_labels = []
     for panel in picture.panels:
+        # A panel has a list of the calls that draw it: (name of a method of matplotlib's axes, arguments, options).
+        # The first plot is that of the first layer that is drawn.
         labels = [options["label"] for method, _arguments, options in panel.calls if method == "plot"]
         first_labels.append(labels[0])
-    assert first_labels == ["layer 1", "layer 0"]
+    assert first_labels == ["layer 1", "layer 0"]  # encoder, decoder
 
 
 DECODER_FLAGS = (
@@ -987,7 +1096,11 @@ def train_one_stack(kind, monolingual, save):
 
 @pytest.mark.parametrize("kind", FLAGS_BY_KIND)
 def test_a_model_with_one_stack_has_the_loss_without_heads_but_no_bleu(kind, monolingual, tmp_path):
-    """A language model has a decoder alone, a masked language model an encoder alone."""
+    """A language model has a decoder alone, a masked language model an encoder alone.
+
+    Neither of them translates, so BLEU is None for each point of the curve. One kind, "characters", can only be
+    inspected with data. To save time, pictures are drawn for one language model and for the encoder only.
+    """
     path = train_one_stack(kind, monolingual, tmp_path)
     has_pictures = kind in ("language model", "encoder")
     flags = ["--data", monolingual, "--sentences", "2", "--steps", "2"]
@@ -1000,7 +1113,7 @@ def test_a_model_with_one_stack_has_the_loss_without_heads_but_no_bleu(kind, mon
     assert set(figures["attentions"]) == {f"{stack}.self.0", f"{stack}.self.1"}
     assert set(figures["layers"]["trained"]) == {stack}
     curve = figures["removal"]["groups"][f"{stack}.self"]
-    assert curve["bleu"] == [None] * 3
+    assert curve["bleu"] == [None] * 3  # before any head is removed, and after each of 2 steps
     assert curve["loss"][0] == pytest.approx(figures["loss"], rel=1e-3)
 
     flags_without_data = ["--no-pictures", "--out", tmp_path / "without-data"]
@@ -1115,22 +1228,39 @@ def test_random_without_softmax_mixes_tokens_as_a_mixer(num_heads, monkeypatch):
     It is computed here as a convolution with kernel 1 whose channels are the tokens and whose groups are the heads;
     with one head it is the token-mixing Linear of MLP-Mixer (Tolstikhin et al. 2021), shared by all features.
     """
+    T = 7  # tokens
+    C = 6  # features of all H heads; each head has C / H of them
+
+    def return_scores(scores, *masks):
+        """Takes the place of the softmax: returns the logits unchanged."""
+        return scores
+
+    # The plain computation is the one that calls `masked_softmax`, so it has to be the only one.
     monkeypatch.setattr(computations, "COMPUTATIONS", (computations.plain,))
-    monkeypatch.setattr(computations.plain, "masked_softmax", lambda scores, *masks: scores)
-    attention = make_attention("random", embed_dim=6, num_heads=num_heads, max_length=7)
-    x = torch.randn(7, 3, 6)  # (T, B, C)
-    R = attention.synthesizer.components["random"].R
+    monkeypatch.setattr(computations.plain, "masked_softmax", return_scores)
+    attention = make_attention("random", embed_dim=C, num_heads=num_heads, max_length=T)
+    x = torch.randn(T, 3, C)  # (T, B, C)
+    R = attention.synthesizer.components["random"].R  # (H, T, T)
     output, _ = attention(x)
 
+    # The tokens of the first head come first, then those of the second head. They are the channels of the convolution,
+    # whose groups are the heads. Channel i of a group is the sum of R_ij times channel j of this group.
     value = attention.v_proj(x).permute(1, 0, 2)  # (B, T, C)
-    value_by_head = torch.cat(value.split(6 // num_heads, dim=2), dim=1)  # (B, H T, C / H)
-    mixed = F.conv1d(value_by_head, R.reshape(num_heads * 7, 7, 1), groups=num_heads)
-    mixed = torch.cat(mixed.split(7, dim=1), dim=2)  # (B, T, C)
-    assert torch.allclose(output, attention.out_proj(mixed).permute(1, 0, 2), atol=1e-5)
+    values_of_heads = value.split(C // num_heads, dim=2)  # H times (B, T, C / H)
+    channels = torch.cat(values_of_heads, dim=1)  # (B, H T, C / H)
+    kernel = R.reshape(num_heads * T, T, 1)  # (channels of the output, channels of the group, size of the kernel)
+    mixed_channels = F.conv1d(channels, kernel, groups=num_heads)  # (B, H T, C / H)
+    mixed_values_of_heads = mixed_channels.split(T, dim=1)  # H times (B, T, C / H)
+    mixed = torch.cat(mixed_values_of_heads, dim=2)  # (B, T, C)
+    expected_output = attention.out_proj(mixed).permute(1, 0, 2)  # (T, B, C)
+    assert torch.allclose(output, expected_output, atol=1e-5)
+
     if num_heads == 1:
-        token_mixing = torch.nn.Linear(7, 7, bias=False)
+        token_mixing = torch.nn.Linear(T, T, bias=False)
         token_mixing.weight.copy_(R[0])
-        assert torch.allclose(mixed, token_mixing(value.transpose(1, 2)).transpose(1, 2), atol=1e-5)
+        mixed_features = token_mixing(value.transpose(1, 2))  # (B, C, T)
+        mixed_by_linear = mixed_features.transpose(1, 2)  # (B, T, C)
+        assert torch.allclose(mixed, mixed_by_linear, atol=1e-5)
 
 
 def test_the_loss_of_a_masked_language_model_is_that_of_fairseq_validate(monolingual, tmp_path):

@@ -90,9 +90,13 @@ class Server:
     def start(self):
         """Starts the server. Requests can be sent at once, and torch is imported only at the first request."""
         address = os.path.join(self.folder.name, "socket")
-        # Triton reads TRITON_INTERPRET when it is imported, and the programs compile kernels
+        # The server must not read two variables, because each request has its own variables, which come too late then:
+        # - Python reads PYTHONPATH when it starts. The server adds the folders of each request to sys.path.
+        # - Triton reads TRITON_INTERPRET when it is imported, and the programs compile kernels.
         left_out = ("PYTHONPATH", "TRITON_INTERPRET")
         environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        # The end of the with statement closes the socket in this process only. The server has a copy of it (pass_fds).
+        # The system keeps requests in the queue of the socket (listen) until the server has started and accepts them.
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen()

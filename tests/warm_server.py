@@ -36,8 +36,7 @@ def main():
     """Serves requests until standard input ends.
 
     There are three kinds of processes. The server forks a waiting process for each request, and goes on with the next
-    request. The waiting process forks the program, waits for its end and reports its exit status. In the program, this
-    function does not return.
+    request. The waiting process forks the program, waits for its end and reports its exit status.
     """
     listener = socket.socket(fileno=int(sys.argv[1]))
     while wait_for_request(listener):
@@ -46,17 +45,33 @@ def main():
         import_torch_and_fairseq()
         is_waiting_process = os.fork() == 0  # fork returns 0 in the new process
         if is_waiting_process:
-            program = os.fork()
-            is_program = program == 0
-            if is_program:
-                listener.close()
-                connection.close()
-                run_program_and_exit(request)
+            start_program_and_exit(request, listener, connection)  # ends the waiting process, so it does not return
+        else:
+            # The server has no use for them any more: the waiting process and the program have copies of their own.
             close_files(request)
-            report_end(program, connection)
-        close_files(request)
-        connection.close()
+            connection.close()
     wait_for_all_children()
+
+
+def start_program_and_exit(request, listener, connection):
+    """Forks the program of a request, waits for its end and reports it. Only the waiting process calls this function.
+
+    It does not return: both processes, the waiting one and the program, end in it.
+
+    Args:
+        request: the request.
+        listener: the socket at which the server waits for requests, of which this process has a copy.
+        connection: the socket to the process that has sent the request.
+    """
+    program = os.fork()
+    is_program = program == 0  # fork returns 0 in the new process
+    if is_program:
+        listener.close()
+        connection.close()
+        run_program_and_exit(request)
+    else:
+        close_files(request)
+        report_end_and_exit(program, connection)
 
 
 def wait_for_request(listener):
@@ -100,7 +115,7 @@ def close_files(request):
         os.close(file)
 
 
-def report_end(program, connection):
+def report_end_and_exit(program, connection):
     """Waits for the end of the program, sends its exit status, and ends this process.
 
     The exit status is negative if a signal has ended the program, as in the module subprocess.
