@@ -270,14 +270,20 @@ def test_two_processes_take_the_steps_of_one_whatever_ends_them(
     log = save / "train.log"
     flags = ["--save-interval-updates", "3", "--keep-interval-updates", "1", *WITHOUT_DROPOUT]
 
-    monkeypatch.delenv("DRY_RUN")  # scripts/train.sh has to run its command, not only to print it
+    # 1. Two fresh processes start the training. One of them is killed, and the other one ends, too. The fixture dry_run
+    #    has set DRY_RUN, but here scripts/train.sh has to run its command, not only to print it.
+    monkeypatch.delenv("DRY_RUN")
     process = start_training(prepared, save, processes=2, max_update=UNREACHED, flags=flags)
     end_by_a_dead_process(process, save)
+
+    # 2. Two fresh processes continue it. One of them is stopped, and in the end all are killed. So one of the two
+    #    starts has loaded a checkpoint.
     process = start_training(prepared, save, processes=2, max_update=UNREACHED, flags=flags, timeout=5)
     end_by_a_hanging_process(process, save)
     logged = log.read_text()
     assert logged.count("Loaded checkpoint") == 1  # the training has been continued once, which the first process logs
 
+    # 3. Two forks of this process continue it for 6 updates. Their command is the one that a dry run prints.
     monkeypatch.setenv("DRY_RUN", "1")
     updates_before = load_last_checkpoint(save).updates
     updates = updates_before + 6
@@ -286,10 +292,14 @@ def test_two_processes_take_the_steps_of_one_whatever_ends_them(
     assert min(last_losses) == updates_before + 1
     assert load_last_checkpoint(save).updates == updates
 
+    # 4. This process alone does the same number of updates, without an interruption.
     command = make_training_command(prepared, tmp_path / "one", 1, updates, capsys, WITHOUT_DROPOUT)
     program, *arguments = command
     assert program == "fairseq-train"
     _, logged_by_one_process = run_cli(train.cli_main, *arguments)
+
+    # The losses have the number of updates as keys. `logged` is the log of the stages 1 and 2. What they did after
+    # their last checkpoint was lost, and stage 3 has done it again, so that its losses take precedence.
     losses = {**read_losses(logged), **last_losses}
     assert_same_losses(losses, read_losses(logged_by_one_process), updates)
 
@@ -340,18 +350,20 @@ def run_forked(command, log):
         os.environ["LOCAL_WORLD_SIZE"] = "2"
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ["MASTER_PORT"] = str(port)
+        # cpu_worker.sh is a script of bash, in which one of the flags is "$RANK"
         flags_of_rank = shlex.split(os.path.expandvars(added_flags))
         _, logged = run_cli(train.cli_main, *flags, *flags_of_rank)
         log.with_suffix(f".{rank}").write_text(logged)
 
     context = torch.multiprocessing.get_context("fork")
-    # daemons end with this process; two processes of one rank would wait for each other for ever
+    # A process waits for the other one at each update. It would wait for ever if the other one had failed, or if both
+    # had the same rank by mistake. So both are killed after a minute. They are daemons, which end with this process.
     processes = [context.Process(target=work, args=(rank,), daemon=True) for rank in (0, 1)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
-    exit_codes = [process.exitcode for process in processes]
+    exit_codes = [process.exitcode for process in processes]  # None for a process that has not ended
     for process in processes:
         process.kill()
     assert exit_codes == [0, 0]
@@ -409,7 +421,11 @@ def wait_for_checkpoint_or_end(process, checkpoint, time_before):
 
 
 def test_a_training_that_is_killed_at_any_moment_ends_as_one_that_is_not_killed(data, tmp_path):
-    """It is killed again and again while it writes checkpoints, and then continued."""
+    """It is killed again and again while it writes checkpoints, and then continued.
+
+    It writes a checkpoint after each update. It is killed up to 0.4 seconds after such a checkpoint. In this time, it
+    makes further updates and writes their checkpoints. So it is likely, not sure, that it is killed while it writes.
+    """
     arch = "transformer_synth_random_multi30k"
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
@@ -422,6 +438,7 @@ def test_a_training_that_is_killed_at_any_moment_ends_as_one_that_is_not_killed(
     print(f"seed of the moments: {seed}")
     moments = random.Random(seed)
     checkpoint = killed / "checkpoint_last.pt"
+    # Each training that is killed is a fork of this process, because a fresh process would first have to import torch.
     context = torch.multiprocessing.get_context("fork")
     for _ in range(3):
         time_before = read_time_of_change(checkpoint)
@@ -452,6 +469,17 @@ def make_variant(spec):
     return make_model(f"transformer_synth_{name}_multi30k")
 
 
+def make_source(length):
+    """Returns a sentence of `length` tokens for the encoder: 5, 6, 7, ..., which are words of the dictionary."""
+    return list(range(5, 5 + length))
+
+
+def make_shifted_target(length):
+    """Returns a sentence of `length` tokens for the decoder: 2, the end of sentence, then the words 5, 6, 7, ..."""
+    words = range(5, 4 + length)
+    return [2, *words]
+
+
 def train_with_ddp(rank, folder):
     """Trains every variant in torch's DDP for four steps, and saves its weights. Each of two processes calls this.
 
@@ -462,12 +490,11 @@ def train_with_ddp(rank, folder):
     torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
     for spec in VARIANTS:
         model = make_variant(spec).train()
-        model.encoder.embed_tokens.weight.requires_grad_(True)
         parallel = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for lengths in LENGTHS[rank]:
-            sources = [[5 + i % 30 for i in range(length)] for length in lengths]
-            targets = [[2, *range(5, 4 + length)] for length in lengths]
+            sources = [make_source(length) for length in lengths]
+            targets = [make_shifted_target(length) for length in lengths]
             source_batch = pad_batch(sources, left=True)
             target_batch = pad_batch(targets, left=False)
             optimizer.zero_grad()
