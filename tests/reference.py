@@ -122,7 +122,7 @@ def project(layer, rows: list[list[float]]) -> list[list[float]]:
 
 
 def slice_rows(rows: list[list[float]], head: int, size: int) -> list[list[float]]:
-    """Returns the part of each row that is that of a head, if each head has so many numbers."""
+    """Returns the numbers of one head from each row. `size`: how many neighbouring numbers of a row each head has."""
     return [row[head * size : (head + 1) * size] for row in rows]
 
 
@@ -139,7 +139,7 @@ def attention(module, x: torch.Tensor, is_hidden) -> torch.Tensor:
     T, B, C = x.shape
     out = torch.zeros(T, B, C, dtype=torch.float64)
     for b in range(B):
-        rows = [[float(number) for number in x[t, b]] for t in range(T)]
+        rows = x[:, b].tolist()  # the features of each position
         values = project(module.v_proj, rows)
         queries = project(module.q_proj, rows)
         keys = project(module.k_proj, rows)
@@ -224,7 +224,7 @@ def linformer(module, x: torch.Tensor, lengths: list[int]) -> torch.Tensor:
     d = C // H
     out = torch.zeros(T, B, C, dtype=torch.float64)
     for b, length in enumerate(lengths):
-        rows = [[float(number) for number in x[t, b]] for t in range(length)]
+        rows = x[:length, b].tolist()  # the features of each real token
         queries = project(module.q_proj, rows)
         keys = project(module.k_proj, rows)
         values = project(module.v_proj, rows)

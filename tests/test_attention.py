@@ -800,8 +800,8 @@ def test_the_table_of_cached_values_grows_by_doubling(mode):
             rows_in_use = incremental_state[module.table_key].rows.numel()
             assert values.size(0) <= 4 * rows_in_use
 
-            # Two of six hypotheses are dropped each time, and one of the others is continued in three ways. At the end
-            # of the last step of six, only two are left.
+            # Two of six hypotheses are dropped each time, and one of the others is continued in three ways. After the
+            # last step with six hypotheses, only two are left.
             order = [4, 4, 4, 0, 1, 2] if step < last_step_of_six else [1, 0]
             module.reorder_incremental_state(incremental_state, torch.tensor(order))
             assert incremental_state[module.state_key("vectors")].values.data_ptr() == last_address

@@ -318,7 +318,7 @@ def test_checkpoints_at_the_end_of_an_epoch_are_numbered(data, tmp_path):
     # The losses have the number of updates as keys, so this also means that no update is done twice or left out.
     assert {**first_losses, **last_losses} == whole_losses
 
-    # Of the checkpoints after 8, 16 and 24 updates, which are the ends of the epochs 1, 2 and 3, the last two are kept.
+    # The epochs 1, 2 and 3 end after 8, 16 and 24 updates, each with a checkpoint. The last two checkpoints are kept.
     for save in (whole, parts):
         names = {path.name for path in save.glob("checkpoint*.pt")}
         assert names == {"checkpoint_2_16.pt", "checkpoint_3_24.pt", "checkpoint_best.pt", "checkpoint_last.pt"}

@@ -149,8 +149,8 @@ def compute_allowed_rounding(name, exact_results, dtype, std):
     rounding_error = torch.finfo(dtype).eps * largest_number
 
     if dtype == torch.float32:
-        # The gradient of alpha is a sum of products with R and with W2, which cancel. So its errors are rounding errors
-        # of these products: they are larger than the gradient, and grow with R. All results are allowed as much.
+        # The gradient of alpha is a sum of products with R and with W2, which cancel. The products have larger rounding
+        # errors than their small sum, and these errors grow with R. All results may have such errors.
         rounding_error *= max(std, 2)
     # In half precision the plain computation has such errors itself, and twice its errors are allowed anyway.
     return 4 * rounding_error
@@ -190,7 +190,8 @@ def check_logits(summands, causal):
         else:
             weight = weights[summand.weight].view(1, HEADS, 1, 1)
         logits.add_terms(summand.terms, weight)
-    tensors = []  # of all terms: the queries, keys, biases, … and the weights of the terms that have one
+    # A term has tensors such as queries, keys or a bias, and perhaps a weight.
+    tensors = []
     for term in logits.terms():
         tensors += [field for field in term if isinstance(field, torch.Tensor)]
     copies = [tensor.detach().clone() for tensor in tensors]

@@ -1040,7 +1040,7 @@ def test_a_missing_user_dir_is_refused(random_checkpoint, tmp_path):
 
 
 def test_without_data_only_layers_that_ignore_the_input_are_drawn(data, tmp_path):
-    """Of random and dense, only random has logits that do not depend on the input.
+    """The logits of dense depend on the input, and those of random do not.
 
     So the picture of singular values has layer 1 of the encoder (dense, random) and layer 0 of the decoder (random,
     dense), each in a panel of its own. This test also checks that --out may be a link to an empty folder.

@@ -202,7 +202,7 @@ def test_lower_case_follows_the_language(reason, language, text, expected):
 
 
 def test_lower_case_keeps_variants_of_chinese_characters():
-    variant = "\ufa19"  # of 神, by which NFC would replace it
+    variant = "\ufa19"  # NFC would replace it by 神
     assert unicodedata.normalize("NFC", variant) != variant
     for language in ("ja", "lt"):
         assert languages.lower(f"{variant}田 A", language) == f"{variant}田 a"
@@ -342,7 +342,8 @@ def prepare_page(programs_in_process, tmp_path, capsys):
     return prepare_language
 
 
-ENDINGS = {"ko": "ko_KR", "zh": "zh-Hans"}  # of the other languages' files, the ending is the language
+# The files of these languages have another ending than the language. All other files end in the language.
+ENDINGS = {"ko": "ko_KR", "zh": "zh-Hans"}
 LANGUAGES_IN_NFD = ("vi", "ko", "de")  # their text is written with separate accents, the others' with composed letters
 LANGUAGES_IN_LOWER_CASE = ("tr", "ru")  # they are prepared with --lowercase
 LANGUAGES_WITH_BPE = ("de", "fr", "ru")  # by default; the others get SentencePiece
@@ -352,11 +353,11 @@ class PreparedLanguage(NamedTuple):
     """The page in English and another language, after prepare.sh."""
 
     language: str
-    ending: str  # of the files in the other language
+    ending: str  # the files in the other language have it
     form: str  # Unicode's normal form in which the text was written
     is_lowercase: bool
     data: Path  # the folder
-    settings: dict  # of the data
+    settings: dict  # what prepare.sh has recorded of the data
     printed: str  # what prepare.sh has printed
 
 

@@ -1265,17 +1265,17 @@ def test_an_example_of_a_function_equals_its_equation(restore_registry, name):
     start = 3
     length = 9
     heads = 2
-    width = 3  # of a head
+    head_dim = 3
     function, _ = make_documented_function(name)
-    x = torch.randn(words, 1, heads * width)
+    x = torch.randn(words, 1, heads * head_dim)
     terms = function(Inputs(x, q=None, k=None, start=start, src_len=length))
     # Logits that are the same for all rows or heads have the size 1 in this dimension.
     logits = Logits(terms).total(length).expand(1, heads, words, length)
     equation = read_documented_equation()
     parameters = {**function.state_dict(), **dict(function.named_buffers())}
     for head in range(heads):
-        columns_of_head = slice(width * head, width * (head + 1))
-        # {row: the features of its word}. The equations read no others than those of row i, for any column j.
+        columns_of_head = slice(head_dim * head, head_dim * (head + 1))
+        # {row: the features of its word}. For row i and any column j, the equations read only the features of row i.
         features = {start + word: x[word, 0, columns_of_head] for word in range(words)}
         for word in range(words):
             for column in range(length):

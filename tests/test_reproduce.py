@@ -155,7 +155,7 @@ def check_two_stages(folder, call):
     # When it is called again, there is nothing left to do.
     assert "fairseq" not in call("second", "--variant", "random_vanilla")
 
-    # Of the first table, which has two models, only the baseline is missing.
+    # The first table has two models. Only its baseline is missing.
     printed = call("first")
     assert printed.count("+ fairseq-train ") == 1
     assert f"{CELL}: is scored already" in printed
@@ -273,7 +273,7 @@ class Cell(NamedTuple):
 
 
 CELLS = [
-    Cell("ptb_cpu", "words", "random", updates=44, sides=["decoder"], bounds={"ppl": (5, 16)}),  # of 24 words
+    Cell("ptb_cpu", "words", "random", updates=44, sides=["decoder"], bounds={"ppl": (5, 16)}),  # there are 24 words
     Cell("agnews_cpu", "labels", "dense_vanilla", updates=40, sides=["encoder"], bounds={"accuracy": (90, 100.1)}),
     Cell(
         "denoising_cpu",

@@ -51,7 +51,8 @@ def test_recipe_py_names_the_commands_there_are():
 def test_setup_says_that_it_is_done_and_what_is_next(tmp_path):
     """The test uses a copy, because setup.sh would install everything here if the tests run in another environment."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    contents = b""  # of the files that say what setup.sh installs, in the order in which setup.sh reads them
+    # setup.sh reads these files in this order to know what to install.
+    contents = b""
     for name in ("setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
         contents += (ROOT / name).read_bytes()

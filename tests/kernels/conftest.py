@@ -145,9 +145,10 @@ def remember_shapes_of_tensors(monkeypatch):
     known_attributes = {}  # {numbers of the shape: the attributes `shape` and `numel`}
 
     def init_tensor(self, handle, type):
-        numbers = ()  # of a single number
         if type.is_block():
             numbers = tuple(type.shape.values)  # the shape is one of Triton's own tuples
+        else:
+            numbers = ()  # a single number has no dimensions
         if numbers not in known_attributes:
             original_init(self, handle, type)
             known_attributes[numbers] = {"shape": self.shape, "numel": self.numel}
@@ -232,7 +233,8 @@ class MemoryOfKernel:
             mask: a block of booleans, which are true for the pointers that the kernel uses.
         """
         addresses = pointers.data[mask.data]
-        bytes_of_element = pointers.get_element_ty().primitive_bitwidth // 8  # of 8 bits each
+        bits_of_element = pointers.get_element_ty().primitive_bitwidth
+        bytes_of_element = bits_of_element // 8
         is_inside = numpy.zeros(addresses.shape, dtype=bool)
         for begin, end in self.address_ranges:
             is_inside_this_range = (addresses >= begin) & (addresses + bytes_of_element <= end)

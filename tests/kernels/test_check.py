@@ -13,7 +13,8 @@ from fairseq_synth.computations import kernels
 from fairseq_synth.masks import causal_mask
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
+    # In the interpreter, numpy warns about minus infinity.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
 ]
 
@@ -298,7 +299,7 @@ def test_a_comparison_with_infinite_results_is_repeated_in_the_next_call(compari
 
 @interpreted
 def test_a_part_of_a_large_batch_is_compared(monkeypatch, caplog):
-    """Of a batch with too many weights, some sentences are compared, which lie evenly between the first and the last.
+    """If a batch has too many weights, only some sentences are compared, evenly from the first one to the last one.
 
     The kernels compute all sentences. Here the limit is the number of weights of three sentences. So the first one, one
     in the middle and the last one are compared, and an error in the last one is seen.

@@ -41,7 +41,8 @@ from fairseq_synth.computations.kernels import triton_attention, triton_sums  # 
 
 pytestmark = [
     pytest.mark.usefixtures("on_device", "skip_unless_chosen", "kernels_are_on", "dirty_memory"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
+    # In the interpreter, numpy warns about minus infinity.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
 ]
 interpreted = pytest.mark.interpreted
@@ -97,7 +98,7 @@ def test_a_long_sentence_has_launches_for_the_gradients_that_are_needed(needed, 
         these two, where all sentences share the keys. Otherwise it is that of the queries and keys of the projection.
         """
         q, k, v = view_queries_keys_and_values(tensors["projection"])  # each is (B, H, T, 8)
-        inputs = make_inputs(7)  # of a sentence of 7 tokens
+        inputs = make_inputs(7)  # the sentence has 7 tokens
         if "query" in needed or "shared_key" in needed:
             key_of_all_sentences = take_columns(tensors["shared_key"], inputs)
             product = Product(tensors["query"], key_of_all_sentences)
@@ -614,8 +615,8 @@ def test_the_arguments_of_a_launch_have_the_order_of_the_kernel():
                 query_width=8,
                 weight_rows=WeightRows(matrix=3),
             ),
-            # A block has at least 16 numbers, also without an outer product or for 8 features of a query. 12 features
-            # of a value are no multiple of 8. The weight of the matrix is in row 3 of the weights.
+            # A block has at least 16 numbers, also without an outer product or for 8 features of a query. A value has
+            # 12 features, which is no multiple of 8. The weight of the matrix is in row 3 of the weights.
             dict(FACTOR_BLOCK=16, UNIT=1, QUERY_BLOCK=16, MATRIX_WEIGHT=3),
         ),
         # Products in fp32 are not rounded.

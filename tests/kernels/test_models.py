@@ -15,7 +15,8 @@ from fairseq_synth.computations import kernels
 from fairseq_synth.computations.kernels.check import Comparison
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
+    # In the interpreter, numpy warns about minus infinity.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
 ]
 GROUPS = "random:1/dense+vanilla:1"  # one head has random, and the other one has dense+vanilla

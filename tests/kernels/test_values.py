@@ -34,7 +34,8 @@ from fairseq_synth.synthesizers import register_synthesizer
 
 pytestmark = [
     pytest.mark.usefixtures("on_device", "skip_unless_chosen", "kernels_are_on", "dirty_memory", "checked_memory"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter, about minus infinity
+    # In the interpreter, numpy warns about minus infinity.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(not kernels.triton_fits(), reason="no Triton that is new enough for the kernels"),
 ]
 interpreted = pytest.mark.interpreted
