@@ -133,7 +133,9 @@ def load_checkpoints(args: argparse.Namespace) -> dict[str, Checkpoint]:
     """
     names = [STOCK, *checkpoint_labels(args.checkpoints)[1:]]
     if STOCK in names[1:]:
-        sys.exit(f"error: --checkpoints: one after the first is called {STOCK}, as the baseline is; rename it")
+        sys.exit(
+            f"error: --checkpoints: only the first checkpoint, the baseline, is called {STOCK}; rename the other one"
+        )
     return {name: Checkpoint(path, args) for name, path in zip(names, args.checkpoints)}
 
 
@@ -204,7 +206,8 @@ def parse_flags() -> argparse.Namespace:
         flags_of_random_models = ("variants", "words", "tokens", "source_tokens", "sentences")
         useless = list_changed_flags(parser, args, flags_of_random_models)
         if useless:
-            sys.exit(f"error: {' '.join(useless)}: not for --checkpoints, which translate a test set; leave them out")
+            flags = " ".join(useless)
+            sys.exit(f"error: {flags}: --checkpoints translates a test set without these flags; leave them out")
     return args
 
 

@@ -9,7 +9,7 @@ succeeded; a part that has a result of the same command is not run again. So if 
 A part that fails leaves its output in --out, and the others go on. Parts with the Triton kernels of docs/gpu-kernels.md
 run in addition to the same parts without.
 
-With --dry everything runs on the CPU in sizes of a few words, which shows that the commands work and measures nothing.
+With --dry everything runs on the CPU with a few words, which tests the commands but measures nothing.
 """
 
 import argparse
@@ -319,7 +319,10 @@ def check_correctness(out: Path, dry: bool) -> None:
     wrong = [name for name, finding in findings.items() if not is_correct(finding)]
     if wrong:
         names = ", ".join(wrong)
-        sys.exit(f"error: no kernels, two runs with unequal bits or an error of {LARGEST_ERROR}: {names}; see {out}")
+        sys.exit(
+            f"error: {names}: the kernels did not run, two runs differ, or the error is {LARGEST_ERROR} or more; "
+            f"see {out}"
+        )
 
 
 def is_correct(finding: dict[str, Any]) -> bool:
@@ -487,14 +490,18 @@ def parse_flags() -> argparse.Namespace:
     Ends with a one-line error if a GPU is needed and there is none.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", help="the parts to run, or what they begin with (default: all)")
+    parser.add_argument("--parts", nargs="+", help="names of the parts to run, or beginnings of names (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names of the parts")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder of the results")
     parser.add_argument(
         "--data", type=os.path.abspath, help="a corpus as fairseq-preprocess writes it, for the training step"
     )
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16"])
-    parser.add_argument("--dry", action="store_true", help="on the CPU, in sizes of a few words: measures nothing")
+    parser.add_argument(
+        "--dry",
+        action="store_true",
+        help="trial on the CPU with a few words, to test the commands; its times mean nothing",
+    )
     # `list_check_commands` calls this script with one of these two flags, as each part is a process of its own.
     parser.add_argument("--correctness", type=Path, help="internal: the file to which the part `correct` is written")
     parser.add_argument("--backend", type=Path, help="internal: the file to which the part `backend` is written")

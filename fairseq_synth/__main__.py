@@ -35,7 +35,9 @@ def find_configs(package: Path) -> Path:
     for folder in (package / "configs", package.parent / "configs"):
         if folder.is_dir():
             return folder
-    raise SynthesizerError(f"{package}: has no configs; install the package again, or use the configs of a clone")
+    raise SynthesizerError(
+        f"{package}: contains no configs; reinstall the package, or use the configs in a clone of the repository"
+    )
 
 
 def format_flags() -> str:
@@ -74,7 +76,7 @@ def main() -> None:
             print(format_flags())
         case _:
             raise SynthesizerError(
-                f"{' '.join(words)}: python -m fairseq_synth takes the word configs, flags, or nothing"
+                f"{' '.join(words)}: unknown arguments; use python -m fairseq_synth with configs, with flags, or alone"
             )
 
 

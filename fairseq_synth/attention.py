@@ -170,7 +170,9 @@ class SyntheticAttention(nn.Module):
         memory = None
         if incremental_state is not None:
             if is_causal(attn_mask):
-                raise ValueError("attn_mask: causal_mask is of a whole sentence; leave it out in incremental decoding")
+                raise ValueError(
+                    "attn_mask: causal_mask is for whole sentences; leave out attn_mask in incremental decoding"
+                )
             memory = self.remember(incremental_state, k, v, key_padding_mask)
             k = cache.read_keys(memory.vectors, memory.table, self.num_query_heads)
             src_len = memory.table.rows.size(2)

@@ -168,7 +168,7 @@ def check_mixture(saved: SavedAttention, synthesizer: LayerSynthesizer) -> None:
     else:
         mixture_of_checkpoint = "sum"
     raise SynthesizerError(
-        f"{saved.name}: the checkpoint was trained with --synth-mixture {mixture_of_checkpoint}; use that"
+        f"{saved.name}: the checkpoint was trained with --synth-mixture {mixture_of_checkpoint}; use the same flag"
     )
 
 
@@ -192,7 +192,7 @@ def check_shapes(saved: SavedAttention, synthesizer: LayerSynthesizer) -> None:
             raise SynthesizerError(
                 f"{saved.prefix}synthesizer.{key} is {tuple(saved_value.shape)} in the checkpoint and "
                 f"{tuple(value.shape)} in this model; use the --synth-max-length, --synth-rank and attention "
-                "heads of the training"
+                "heads that the model was trained with"
             )
 
 
@@ -289,12 +289,14 @@ def warn_of_other_output(attention: str, mixture: Mixture) -> None:
     is_convex = mixture.has_weights()
     if is_convex:  # case 1
         logger.warning(
-            f"{attention}: --synth-mixture convex reduces the logits of the checkpoint; with --synth-mixture sum, "
-            "the model starts with the checkpoint's output"
+            f"{attention}: --synth-mixture convex scales down the logits of the checkpoint; use --synth-mixture "
+            "sum to start with the checkpoint's output"
         )
     for name, function in zip(mixture.components, mixture.functions()):
         if function.has_fixed_logits():  # case 2
-            logger.warning(f"{attention}: {name} is not trained, so its logits change the output of the checkpoint")
+            logger.warning(
+                f"{attention}: {name} has fixed logits, so the model starts with a different output than the checkpoint"
+            )
 
 
 def function_names(synthesizer: LayerSynthesizer) -> list[str]:
@@ -342,5 +344,5 @@ def advise_functions(attention: str) -> str:
     """
     side = attention.split(".")[0]
     if side in ("encoder", "decoder"):
-        return f"give the --{side}-synthesizer of the training"
-    return "give the --encoder-synthesizer and --decoder-synthesizer of the training"
+        return f"use the --{side}-synthesizer that the model was trained with"
+    return "use the --encoder-synthesizer and --decoder-synthesizer that the model was trained with"

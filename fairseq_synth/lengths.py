@@ -111,8 +111,8 @@ def hint_on_limits(limits: set[int]) -> str:
     limits_of_synthesizers = limits & known_limits
     for length in sorted(limits_of_synthesizers):
         hints += (
-            f"; {length} is this model's --synth-max-length: longer sentences need --synth-beyond-length tile, with a "
-            "trained model --model-overrides \"{'synth_beyond_length': 'tile'}\""
+            f"; {length} is this model's --synth-max-length: for longer sentences, train with --synth-beyond-length "
+            "tile, or use a trained model with --model-overrides \"{'synth_beyond_length': 'tile'}\""
         )
     return hints
 
@@ -144,8 +144,8 @@ def explain_empty_dataset(text: str) -> str:
         return message
     limits = " or ".join(f"--synth-max-length {length}" for length in sorted(known_limits))
     return (
-        f"{message}; sentences are skipped that are longer than {limits}, or than other flags allow, such as "
-        "--max-tokens"
+        f"{message}; sentences that are longer than {limits}, or than other flags such as --max-tokens allow, "
+        "are skipped"
     )
 
 

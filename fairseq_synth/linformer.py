@@ -27,8 +27,8 @@ LINFORMER_FLAGS = [
         "linformer_sharing",
         ChoiceEnum(SHARING),
         "layerwise",
-        "which projections are shared: 'none', those of all heads ('headwise'), also those of keys and values "
-        "('key-value'), also those of all layers ('layerwise')",
+        "which projections are shared: 'none'; 'headwise', between the heads of a layer; 'key-value', also between "
+        "keys and values; 'layerwise', also between all layers",
     ),
 ]
 
@@ -109,7 +109,7 @@ class LinformerAttention(nn.Module):
             The output (T, B, C), and None in place of attention weights. These would belong to projected positions,
             and not to tokens.
         """
-        assert attn_mask is None, "attn_mask: a projected position is a sum over all tokens, so none can be hidden"
+        assert attn_mask is None, "attn_mask: projected positions are sums over all tokens, so no token can be masked"
         tgt_len, bsz, embed_dim = query.size()  # T, B, C
         queries = self.split_heads(self.q_proj(query))  # (B, H, T, d)
         keys = self.k_proj(query)  # (T, B, C)

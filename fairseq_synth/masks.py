@@ -58,7 +58,7 @@ def without_hidden_padding(key_padding_mask: Tensor | None, attn_mask: Tensor | 
     if not is_causal(attn_mask):
         return key_padding_mask
     if on_cpu(key_padding_mask) and has_padding_before_tokens(key_padding_mask):
-        raise ValueError("key_padding_mask: causal_mask is for sentences with all padding behind them")
+        raise ValueError("key_padding_mask: with causal_mask, all padding must be at the end of the sentences")
     return None
 
 

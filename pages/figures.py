@@ -119,8 +119,8 @@ def refuse_misplaced_comment(page: str, text: str) -> None:
     misplaced = FIGURE_AT_THE_START.search(text)
     if misplaced:
         raise UserError(
-            f"{page}: '{BEGINNING_OF_COMMENT}{misplaced['words']} -->' begins a line or an item of a list, "
-            "which Markdown would show as it is written; begin it with a word"
+            f"{page}: '{BEGINNING_OF_COMMENT}{misplaced['words']} -->' is at the start of a line or of a list "
+            "item, where Markdown would not read it as a comment; put a word before it"
         )
 
 

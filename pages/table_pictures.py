@@ -55,7 +55,7 @@ def load_measured_runs(table: Table, column: Column) -> RunsByModel:
     if number_of_models < 2:
         raise CannotDrawError(
             "the picture compares at least two models, "
-            f"and results/{table.name} has runs of {number_of_models} of {column.name}"
+            f"but results/{table.name} has runs of only {number_of_models} for {column.name}"
         )
     return runs_by_model
 
@@ -230,7 +230,9 @@ def draw_losses(name: str, table: Table, column: Column) -> Picture:
     """
     curves = compare_losses(table, column)
     if not curves:
-        raise CannotDrawError(f"no run of results/{table.name} shares a seed and a validation with the baseline's")
+        raise CannotDrawError(
+            f"no run of results/{table.name} was validated after as many updates as a run of the baseline with its seed"
+        )
     if len(curves) <= MOST_LINES:
         return draw_losses_in_one_panel(name, table, column, curves)
     return draw_losses_in_small_panels(name, table, column, curves)

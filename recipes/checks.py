@@ -227,9 +227,11 @@ def print_comparison(side: PreparedSide, comparison: Comparison) -> None:
     number_compared = len(comparison.compared_lines)
     number_cut = f"{comparison.number_cut:,}"
     if number_compared == 0:
-        print(f"{name}: nothing is left of it, as all {number_cut} lines are cut to {side.max_length} subwords")
+        print(f"{name}: no line to compare, because all {number_cut} lines are cut to {side.max_length} subwords")
         return
-    summary = f"{name}: BLEU {comparison.bleu:.2f}, {comparison.number_same:,} of {number_compared:,} lines"
+    summary = (
+        f"{name}: BLEU {comparison.bleu:.2f}, {comparison.number_same:,} of {number_compared:,} lines are identical"
+    )
     if comparison.number_cut:
         summary += f"; {number_cut} more are cut to {side.max_length} subwords"
     print(summary)
@@ -294,10 +296,10 @@ def explain_changes(side: PreparedSide, changed: Sequence[Line]) -> str:
     """
     if side.subwords == "sentencepiece":
         return "--nfkc changes characters; remove the flag"
-    fix = "--subwords sentencepiece gives all back"
+    fix = "--subwords sentencepiece restores all text"
     if side.language not in MOSES:
         return f"Moses' tokeniser does not know {side.language}; {fix}"
-    usual_changes = "Moses' tokeniser makes quotes and dashes plain, sets slashes apart"
+    usual_changes = "Moses' tokeniser replaces typographic quotes and dashes, and separates slashes"
     changed_signs = find_frequent_changes(changed)
     if not changed_signs:
         return f"{usual_changes}; {fix}"

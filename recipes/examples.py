@@ -265,7 +265,7 @@ def explain_wrong_row(corpus: Corpus, where: str, error: Exception, columns: Ite
     contents = ", ".join(columns)[:99]  # a file of another kind may have very many columns
     if not contents:
         contents = "another form"
-    return f"{where}: no row of {corpus.name}: {type(error).__name__} {error}; it has {contents}"
+    return f"{where}: not a valid row of {corpus.name} ({type(error).__name__} {error}); the row has {contents}"
 
 
 def make_example_or_explain(corpus: Corpus, where: str, row: Row, history_length: int, default_group: str) -> Example:

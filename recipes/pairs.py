@@ -202,7 +202,10 @@ def read_checked_pairs(files: Sequence[FilePair], limits: Limits, clean: Callabl
             fault = limits.fault(cleaned)
             if fault and limits.keep_all:
                 either_line = f"line {line_number} here or in {file_pair.target.name}"
-                raise UserError(f"{file_pair.source}: {either_line} is {fault}; no line of this text may be dropped")
+                raise UserError(
+                    f"{file_pair.source}: {either_line} is {fault}; correct it, because no line of this text may be "
+                    "dropped"
+                )
             yield CheckedPair(raw, cleaned, fault)
 
 

@@ -171,9 +171,7 @@ def tokenize_with_stand_ins(text: Path, output: Path, moses_command: str) -> Non
     """
     text_with_stand_ins = output.with_name(f"{output.name}.stand-ins")
     words_with_stand_ins = output.with_name(f"{output.name}.words")
-    show_step(
-        f"{text_with_stand_ins}: {text}, where letters stand for what Moses would take apart, such as m² and emoji"
-    )
+    show_step(f"{text_with_stand_ins}: {text}, in which letters replace what Moses would split, such as m² and emoji")
     try:
         # 1. replace the characters
         with atomic_file(text_with_stand_ins) as part:
@@ -181,7 +179,7 @@ def tokenize_with_stand_ins(text: Path, output: Path, moses_command: str) -> Non
         # 2. tokenise
         make_file(words_with_stand_ins, f"{moses_command} < {quote(str(text_with_stand_ins))}")
         # 3. put the characters back
-        show_step(f"{output}: {words_with_stand_ins}, with the characters of {text} again")
+        show_step(f"{output}: {words_with_stand_ins}, in which the characters of {text} are restored")
         words_and_lines = zip(lines(words_with_stand_ins), lines(text), strict=True)
         with atomic_file(output) as part:
             write_lines(part, (without_stand_ins(words, line) for words, line in words_and_lines))
@@ -313,7 +311,7 @@ def explain_training_error(error: RuntimeError) -> str:
     # Each character of the text has to be a piece. This is the number of the characters.
     smallest_number = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
     if smallest_number:
-        return f"the text has more characters; give {smallest_number[1]} or more"
+        return f"the text has more different characters than that; use {smallest_number[1]} or more"
     return str(error).splitlines()[0]
 
 

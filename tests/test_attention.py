@@ -374,7 +374,7 @@ def test_masks_of_integers_hide_like_boolean_masks(spec, dtype, need_weights, is
 
 def test_the_causal_mask_is_for_whole_sentences():
     module = make_attention("random")
-    with pytest.raises(ValueError, match="attn_mask: causal_mask is of a whole sentence"):
+    with pytest.raises(ValueError, match="attn_mask: causal_mask is for whole sentences"):
         module(torch.randn(1, 2, 6), incremental_state={}, attn_mask=causal_mask(torch.zeros(1)))
 
 
@@ -383,7 +383,7 @@ def test_the_causal_mask_is_for_padding_behind_the_sentences(spec):
     module = make_attention(spec).eval()
     x = torch.randn(5, 2, 6)
     padding_on_the_left = padding_mask([5, 3]).flip(1)
-    with pytest.raises(ValueError, match="key_padding_mask: causal_mask is for sentences with all padding behind them"):
+    with pytest.raises(ValueError, match="key_padding_mask: with causal_mask, all padding must be at the end"):
         module(x, key_padding_mask=padding_on_the_left, attn_mask=causal_mask(x))
 
 

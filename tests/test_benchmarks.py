@@ -140,9 +140,9 @@ def test_generate_refuses_ambiguous_names_and_flags_that_have_no_effect(run, tmp
     first = str(tmp_path / "a" / "best.pt")
     second = str(tmp_path / "b" / "stock.pt")
     arguments = ["--checkpoints", first, second, "--data", str(tmp_path)]
-    with pytest.raises(SystemExit, match="--checkpoints: one after the first is called stock"):
+    with pytest.raises(SystemExit, match="--checkpoints: only the first checkpoint, the baseline, is called stock"):
         run("generate.py", *arguments)
-    with pytest.raises(SystemExit, match="^error: --variants --tokens: not for --checkpoints"):
+    with pytest.raises(SystemExit, match="^error: --variants --tokens: --checkpoints translates a test set"):
         run("generate.py", *arguments, "--variants", "random", "--tokens", "3")
 
 

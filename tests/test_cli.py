@@ -391,7 +391,7 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
     line = get_error_line(train.cli_main, *argv, "--encoder-ffn-embed-dim", "24")
     fault = r"the checkpoint does not fit: encoder.layers.0.fc1.weight is \[\d+, 16\] in the .* and \[24, 16\] in"
     assert re.search(f"checkpoint_last.pt: {fault}", line)
-    assert re.search(r"\(and \d+ more\); give the --arch and the sizes of its training", line)
+    assert re.search(r"\(and \d+ more\); use the --arch and the sizes that it was trained with", line)
 
 
 def test_hydra(data, tmp_path, monkeypatch, capsys):
@@ -844,7 +844,7 @@ COMMANDS = {
         ("interactive", f"{READ} --constraints --buffer-size 2", ["--constraints: ", "dictionary"]),
         ("interactive", f"{READ} --replace-unk", ["--replace-unk: "]),
         ("train", f"{CLASSIFY} --num-classes 3", ["--num-classes 3: ", "4 labels", "--num-classes 4"]),
-        ("train", TRAIN.replace("{data}", "{unsuitable}"), ["no data of a pair of languages"]),
+        ("train", TRAIN.replace("{data}", "{unsuitable}"), ["contains no data for a pair of languages"]),
     ],
 )
 def test_a_mistake_is_refused_in_one_line(data, trained, unsuitable, tmp_path, command, flags, parts):

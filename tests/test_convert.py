@@ -854,7 +854,7 @@ def test_refuses_bits_that_no_head_is_within(make_checkpoint, tmp_path, monkeypa
     monkeypatch.setattr(command, "losses_with_single_heads_replaced", get_losses_of_this_test)
     monkeypatch.setattr(command, "replace_cheapest_heads_first", replace_heads_of_this_test)
     line = get_refusal(checkpoint.path, checkpoint.data, tmp_path / "new.pt", "--heads-within", "0.5")
-    assert "each head costs at least 0.75 bits" in line
+    assert "every head increases the loss by at least 0.75 bits" in line
 
 
 def test_refuses_quantised_projections(make_checkpoint, tmp_path, monkeypatch):

@@ -62,7 +62,7 @@ def test_from_pretrained_accepts_its_arguments_in_several_forms(model, data, tmp
             {"model_name_or_path": "{model}/checkpoint_last.pt"},
             "checkpoint_last.pt: is not a folder; give its folder, and",
         ),
-        ({"data_name_or_path": "{model}"}, "no data of a pair of languages is in this folder"),
+        ({"data_name_or_path": "{model}"}, "the folder contains no data for a pair of languages"),
         ({"data_name_or_path": "{model}/words/dict.en.txt"}, "dict.en.txt: is not a folder"),
         ({"data_name_or_path": "./nowhere"}, "{model}/./nowhere: no such folder"),
         ({"bpe": "subwordnmt"}, "bpe='subwordnmt': choose from .*subword_nmt"),

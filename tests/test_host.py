@@ -269,7 +269,7 @@ def test_a_refused_type_is_named(tmp_path, reference):
     """The line names the type that is not allowed, and does not repeat torch's advice to load without a check."""
     torch.save({"model": reference}, tmp_path / "hostile.pt")
     line = get_loading_error(tmp_path / "hostile.pt")
-    assert re.search(f"it holds ([a-z_.]*[.])?{reference.__name__}, ", line)
+    assert re.search(f"it contains ([a-z_.]*[.])?{reference.__name__}, ", line)
     assert "refused" in line
     assert "weights_only" not in line
     assert "safe_globals" not in line
@@ -1015,11 +1015,11 @@ def test_scalar_quantization_noise_on_a_cpu(data, tmp_path):
     [
         (
             ["--skip-remainder-batch", "--update-freq", "500"],
-            "--skip-remainder-batch: an epoch has no update: .*--update-freq 500",
+            "--skip-remainder-batch: an epoch has .*--update-freq 500",
         ),
         (
             ["--skip-remainder-batch", "--max-tokens", "40000", "--required-batch-size-multiple", "1"],
-            "--skip-remainder-batch: an epoch has no update: .* 0 batches",
+            "--skip-remainder-batch: an epoch has 0 batches",
         ),
         (["--profile"], "--profile .*needs a GPU"),
     ],

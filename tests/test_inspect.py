@@ -887,7 +887,9 @@ def test_finished_parts_stay_when_the_user_interrupts(trained, data, tmp_path, m
         run_inspect(trained[STOCK], *flags)
     assert ended.value.code == 130
     last_line = capsys.readouterr().err.splitlines()[-1]
-    expected = f"{out} has the finished parts layers; for the rest give --only words,lengths and another --out"
+    expected = (
+        f"{out} contains the finished parts layers; for the missing parts, use --only words,lengths and another --out"
+    )
     assert last_line == f"interrupted in words; {expected}"
     (figures,) = read_figures(out).values()
     assert "layers" in figures

@@ -516,7 +516,7 @@ def test_lines_that_are_cut_do_not_count_in_the_round_trip(prepare_page):
     assert score == 100
     assert 0 < same == total < num_lines
     assert f"; {num_lines - total} more are cut to 9 subwords" in printed
-    assert f"round trip of en: nothing is left of it, as all {num_lines} lines are cut to 3 subwords" in printed
+    assert f"round trip of en: no line to compare, because all {num_lines} lines are cut to 3 subwords" in printed
 
 
 def test_a_test_line_that_shows_nothing_is_refused(prepare_page):

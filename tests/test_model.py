@@ -530,7 +530,7 @@ def test_a_warm_start_that_changes_the_output_is_warned_of(mixture, is_warned, c
     """A convex mixture begins with smaller logits than those of the checkpoint."""
     model = make_synth("random+vanilla", "translation", synth_mixture=mixture)
     model.load_state_dict(make_model(FAIRSEQS_ARCHS["translation"]).state_dict())
-    assert ("convex reduces the logits of the checkpoint" in caplog.text) == is_warned
+    assert ("convex scales down the logits of the checkpoint" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize(
@@ -543,7 +543,7 @@ def test_a_warm_start_that_changes_the_output_is_warned_of(mixture, is_warned, c
 )
 def test_only_vanilla_and_mixtures_with_it_take_a_checkpoint_of_fairseq(kind, flag):
     state = make_model(FAIRSEQS_ARCHS[kind]).state_dict()
-    message = f"; give the {flag} of the training .only vanilla and mixtures with it can"
+    message = f"; use the {flag} that the model was trained with .only vanilla and mixtures with it can"
     with pytest.raises(SynthesizerError, match=message):
         make_synth("random", kind).load_state_dict(state)
 
@@ -571,7 +571,7 @@ def test_a_function_whose_logits_cannot_start_at_zero_is_warned_of(spec, is_warn
     """fixed_random has no trained weights that could be 0, so the output is not that of the checkpoint."""
     checkpoint = make_model("transformer_multi30k").state_dict()
     make_synth(spec, synth_mixture="sum").load_state_dict(checkpoint)
-    assert ("fixed_random is not trained, so its logits change the output" in caplog.text) == is_warned
+    assert ("fixed_random has fixed logits, so the model starts with a different output" in caplog.text) == is_warned
     assert ("its logits change the output" in caplog.text) == is_warned
 
 

@@ -179,7 +179,7 @@ def test_a_folder_of_ones_own(tmp_path, raw, capsys, monkeypatch):
     for data in (out, second_out):
         prepare.main(make_arguments(folder, "en", "de", data, "--subwords", "sentencepiece"))
     output = capsys.readouterr().out
-    assert "trained on: train, train.more; not on newstest2014, as files to train on begin with train" in output
+    assert "trained on: train, train.more; not on newstest2014, because the names of training files begin" in output
 
     splits = read_splits(out)
     assert read_splits(second_out) == splits  # the same pairs are drawn again
@@ -474,7 +474,7 @@ REFUSALS = [
     Refusal(
         "a folder without the corpus",
         argv="ptb {out} --from {raw}",
-        error="no train set of ptb; .* named ptb.train.txt or train.txt, or .gz of it",
+        error="no train set of ptb; .* named ptb.train.txt or train.txt, with or without .gz",
     ),
     Refusal(
         "an output with other files",

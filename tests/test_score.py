@@ -189,7 +189,7 @@ def test_meteor_has_no_score_without_a_java_that_runs_it(without_java, tmp_path,
     (tmp_path / "java").chmod(0o755)
     monkeypatch.setattr(Meteor, "__del__", lambda self: None)
     meteor = metrics.score_free_text(["a"], ["a"])["meteor"]
-    assert meteor["signature"] == "not scored: Java is there, but does not run METEOR"
+    assert meteor["signature"] == "not scored: Java is installed, but fails to run METEOR"
     assert meteor["score"] is None
 
 

@@ -179,8 +179,8 @@ def test_the_precision_is_the_best_that_the_gpu_has(capability, best_precision, 
     ("{data} random --recipe wmt_en_de", "--gpus: one wanted, 0 here; --gpus 0"),
     ("{data} random --threads 0", "--threads: 0: must be an integer, at least 1"),
     ("{data} random --gpus 1 --nodes 2", "--nodes 2: .*--rendezvous HOST:PORT"),
-    ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise them"),
-    ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*sentence of 256; raise them"),
+    ("{data} random --recipe wmt_en_de --gpus 8 --batch-tokens 1000", "--batch-tokens 1000.* 125 .*raise these flags"),
+    ("{data} random --recipe wmt_en_de --gpus 1 --max-tokens 9", "--max-tokens 9: .*may have 256; raise these flags"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused(argv, part, tmp_path, dry_run, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

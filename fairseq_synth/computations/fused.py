@@ -27,7 +27,7 @@ def refuses(
         return "all sentences share the logits"
     # One of the terms is an inner product, as checked above.
     if on_cpu(value) and len(logits.terms()) > 1:
-        return "there is more than an inner product, and torch's attention with a bias is slow on a CPU"
+        return "other logits are added to the inner product, and torch's attention with a bias is slow on a CPU"
     if attn_mask is not None and not is_causal(attn_mask):
         return "the mask is not the causal one"
     return ""
@@ -47,7 +47,7 @@ def compute(
     """
     # The query and key. Each product has a scale, but torch takes only one. It gets that of the first product, so that
     # the query of this product needs no multiplication.
-    assert logits.products, "without an inner product, `refuses` gives a reason against this computation"
+    assert logits.products, "`refuses` must refuse logits that have no inner product"
     torch_scale = logits.products[0].scale
     column_biases = [bias for bias in logits.biases if is_column_bias(bias)]
     query, key = join_products(logits.products, column_biases, torch_scale, like=value)
@@ -230,7 +230,7 @@ def make_mask(other_logits: Tensor | None, key_padding_mask: Tensor | None, hide
     mask = other_logits
     if key_padding_mask is not None:
         mask = add_padding(other_logits, key_padding_mask, like.dtype)
-    assert mask is not None, "neither other logits nor padding: there is nothing to add"
+    assert mask is not None, "make_mask needs other logits or padding to make a mask of"
     if hides_future:
         # This is minus infinity in later columns only. So every row keeps a finite number in its own column, even if
         # all its columns are padding: the number of padding is finite. Without one, the row would become NaN.

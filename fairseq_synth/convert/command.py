@@ -150,8 +150,11 @@ def is_torchscript(path: Path) -> bool:
 
 
 def describe_inseparable(path: Path, kind: str) -> str:
-    """Returns the error message about a checkpoint whose heads cannot be told apart, such as ``a TorchScript file``."""
-    return f"{path}: its heads cannot be told apart, as it is {kind}; give the checkpoint of fairseq-train"
+    """Returns the error message about a checkpoint in which no head can be chosen, such as ``a TorchScript file``."""
+    return (
+        f"{path}: its heads cannot be converted separately, because it is {kind}; give the checkpoint that "
+        "fairseq-train wrote"
+    )
 
 
 def choose_cheap_heads(
@@ -187,8 +190,8 @@ def choose_cheap_heads(
     if not chosen_heads:
         lowest_cost = min(loss_if_alone.values()) - loss_before
         raise SynthesizerError(
-            f"--heads-within {allowed_increase}: each head costs at least {lowest_cost:.2g} bits; use more, or remove "
-            "the flag"
+            f"--heads-within {allowed_increase}: every head increases the loss by at least {lowest_cost:.2g} bits; use "
+            "a larger number, or remove the flag"
         )
     return chosen_heads
 

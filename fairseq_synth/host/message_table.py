@@ -136,8 +136,8 @@ def explain_lost_process(match: re.Match[str], error: BaseException) -> str:
     """Returns the line that one process of a distributed training prints when it has lost another process."""
     reported_by_torch = match[0]
     return (
-        f"another process of this run has ended or hangs ({reported_by_torch}): see its output; started again, the run "
-        "goes on from the last checkpoint"
+        f"another process of this run has ended or hangs ({reported_by_torch}); look for the cause in its output, "
+        "and start the run again, which then resumes from the last checkpoint"
     )
 
 
@@ -164,7 +164,7 @@ MESSAGES += [
     Message(
         Exception,
         "^Could not infer language pair",
-        always("no data of a pair of languages is in this folder; give the --destdir of fairseq-preprocess"),
+        always("the folder contains no data for a pair of languages; give the --destdir of fairseq-preprocess"),
     ),
     Message(AssertionError, r"max_tokens(?: limit of |=)(\d+)", explain_max_tokens),
     Message(
@@ -186,7 +186,10 @@ MESSAGES += [
     Message(
         AssertionError,
         "min_len cannot be larger than max_len",
-        always("--min-len: --max-len-a and --max-len-b allow no translation of that length; lower it, or raise them"),
+        always(
+            "--min-len: --max-len-a and --max-len-b allow no translation of that length; lower --min-len, or raise the "
+            "other two"
+        ),
     ),
     Message(
         ValueError,

@@ -35,7 +35,10 @@ def explain_misfit(text: str) -> str:
     if not problems:
         return text.splitlines()[0]
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"the checkpoint does not fit: {problems[0]}{more}; give the --arch and the sizes of its training"
+    return (
+        f"the checkpoint does not fit the model: {problems[0]}{more}; use the --arch and the sizes that it was "
+        "trained with"
+    )
 
 
 def list_problems(text: str) -> list[str]:
@@ -84,8 +87,8 @@ def explain_wrong_size(wrong_size: WrongSize) -> str | None:
         )
     if name.endswith((".E", ".F")):  # the projections of Linformer
         return (
-            f"{name} is {wrong_size.in_checkpoint} in the checkpoint and {wrong_size.in_model} in this model; give the "
-            "--linformer-k, --linformer-sharing and --max-positions of the training"
+            f"{name} is {wrong_size.in_checkpoint} in the checkpoint and {wrong_size.in_model} in this model; use the "
+            "--linformer-k, --linformer-sharing and --max-positions that the model was trained with"
         )
     return None
 

@@ -189,7 +189,9 @@ def check_embeddings(path: Path, model_name: str, weights: dict[str, Tensor], ha
             f"{path}: its model {model_name!r} is not a Transformer or Synthesizer, because it embeds no tokens"
         )
     if embeds_characters and not has_data:
-        raise SynthesizerError(f"{path}: it embeds the characters of words, which only the data contain; add --data")
+        raise SynthesizerError(
+            f"{path}: its model embeds the characters of words, and only the data contain these words; add --data"
+        )
 
 
 def set_up_task_of_checkpoint(path: Path, cfg: Any, weights: dict[str, Tensor], data: Path | None) -> Any:
@@ -229,7 +231,7 @@ def check_dictionaries(path: Path, data: Path, task: Any, sizes: dict[str, int])
         if num_words != size:
             raise SynthesizerError(
                 f"--data {data}: its dictionary has {num_words} entries, but {path} was trained with {size} "
-                f"({embedding}); use the data of the training"
+                f"({embedding}); use the data that it was trained on"
             )
 
 

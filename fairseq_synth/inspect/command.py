@@ -112,7 +112,7 @@ def describe_rest(out: Path, finished: Sequence[str], unfinished: Sequence[str])
     content = "what is measured before the first part"
     if finished:
         content = f"the finished parts {', '.join(finished)}"
-    return f"{out} has {content}; for the rest give --only {','.join(unfinished)} and another --out"
+    return f"{out} contains {content}; for the missing parts, use --only {','.join(unfinished)} and another --out"
 
 
 def write_files(args: argparse.Namespace, output: OutputFolder, inspections: dict[str, Inspection]) -> None:

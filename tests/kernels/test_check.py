@@ -135,11 +135,11 @@ def check_that_the_definition_is_used(results, monkeypatch, **call):
 @pytest.mark.parametrize(
     "kernel_name, change, message",
     [
-        ("forward_short", change_output, "the output errs by 0.1, where "),
-        ("forward_short", write_no_number, "the output errs by nan, where "),
-        ("backward_short", change_values_gradient, "the gradient of tensor 0 (value, query, key) errs by "),
-        ("add", change_matrix_gradient, "(bias) errs by "),
-        ("add", change_weights_gradient, "(weight) errs by "),
+        ("forward_short", change_output, "the error of the output is 0.1, but at most "),
+        ("forward_short", write_no_number, "the error of the output is nan, but at most "),
+        ("backward_short", change_values_gradient, "the error of the gradient of tensor 0 (value, query, key) is "),
+        ("add", change_matrix_gradient, "(bias) is "),
+        ("add", change_weights_gradient, "(weight) is "),
     ],
     ids=["output", "no_number", "values", "matrix", "weight"],
 )
@@ -161,7 +161,7 @@ def test_a_wrong_kernel_for_long_sentences_is_switched_off(monkeypatch, caplog):
     plant_error(monkeypatch, "backward_columns", change_values_gradient)
     results = compute_results(is_causal=True)
     (line,) = list_warnings(caplog)
-    assert "the gradient of tensor 0 (value, query, key) errs by " in line
+    assert "the error of the gradient of tensor 0 (value, query, key) is " in line
     check_that_the_definition_is_used(results, monkeypatch, is_causal=True)
 
 
@@ -331,4 +331,4 @@ def test_refusals_are_logged_once(caplog):
     module(x)
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     start = "FAIRSEQ_SYNTH_KERNELS: some attention is computed without the kernels: "
-    assert messages == [start + "an inner product alone, which torch's fused attention is for"]
+    assert messages == [start + "there is only an inner product, which torch's fused attention computes"]

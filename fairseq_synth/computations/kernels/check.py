@@ -262,7 +262,7 @@ def describe_differences(results: Results, expected: Results, scales: dict[str, 
         scale = max(scales[name], SMALLEST_SCALE)
         error = float((tensor.float() - expected_tensors[name]).norm()) / scale
         if error > tolerance or math.isnan(error):
-            descriptions.append(f"the {name} errs by {error:.2g}, where {tolerance:.2g} is allowed")
+            descriptions.append(f"the error of the {name} is {error:.2g}, but at most {tolerance:.2g} is allowed")
     return descriptions
 
 

@@ -270,7 +270,7 @@ def make_reader(names: Sequence[str]) -> Callable[[PassTensors], tuple[Any, ...]
 
     The function is called at each launch. It is faster than a loop over the names.
     """
-    assert len(names) > 1, "for a single name, attrgetter would return no tuple"
+    assert len(names) > 1, "attrgetter returns a tuple only for two or more names"
     return attrgetter(*names)
 
 

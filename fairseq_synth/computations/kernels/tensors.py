@@ -33,11 +33,11 @@ class Summands(NamedTuple):
     def reason_to_refuse(self) -> str:
         """Returns why the kernels cannot take these summands; an empty string if they can."""
         if self.others:
-            return "a bias of each sentence, or shared queries of keys that differ by sentence"
+            return "a bias differs by sentence, or all sentences share the queries of a product but not its keys"
         if max(len(self.product), len(self.dense), len(self.outer), len(self.bias_row)) > 1:
-            return "two summands of one kind"
+            return "there are two summands of one kind"
         if self.product and not (self.dense or self.outer or self.bias_row or self.matrix):
-            return "an inner product alone, which torch's fused attention is for"
+            return "there is only an inner product, which torch's fused attention computes"
         return ""
 
 

@@ -72,7 +72,7 @@ def removed_on_error(path: str) -> Iterator[None]:
 @repair(
     "save_checkpoint",
     fairseq.checkpoint_utils,
-    symptom="With `--no-epoch-checkpoints`, the checkpoint of `--save-interval-updates` is missing if an epoch ends",
+    symptom="With `--no-epoch-checkpoints`, `--save-interval-updates` saves no checkpoint at the end of an epoch",
     versions="all versions",
 )
 def number_checkpoints_at_epoch_ends(

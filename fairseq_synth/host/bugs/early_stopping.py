@@ -252,7 +252,7 @@ def refuse_epoch_without_update(
     has_update = self.has_next()
     if skip_remainder_batch and not has_update:
         raise SynthesizerError(
-            f"--skip-remainder-batch: an epoch has no update: it has {num_batches} batches without its last "
-            f"one, and an update needs {chunk_size} (--update-freq {chunk_size}); remove the flag, lower "
-            "--update-freq, or use smaller batches"
+            f"--skip-remainder-batch: an epoch has {num_batches} batches without its last one, but an update "
+            f"needs {chunk_size} (--update-freq {chunk_size}); remove the flag, lower --update-freq, or use smaller "
+            "batches"
         )

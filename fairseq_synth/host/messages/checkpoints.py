@@ -55,7 +55,9 @@ def explain_unreadable(error: Exception) -> str:
     kind = type(error).__name__
     is_raised_by_torch = has_module_in_traceback(error, "torch")
     if is_raised_by_torch:
-        return f"not a readable checkpoint, perhaps cut short ({kind}: {reason}); take another"
+        return (
+            f"not a readable checkpoint, perhaps truncated ({kind}: {reason}); copy it again, or use another checkpoint"
+        )
     # torch has read the file, but fairseq does not find in it what it expects.
     return (
         f"not a checkpoint of fairseq-train ({kind}: {reason}); give one that it has written, such as "
@@ -69,12 +71,12 @@ def explain_refusal(error: Exception) -> str:
     refused_type = re.search(r"GLOBAL (?P<name>\S+)", str(error))
     if refused_type:
         return (
-            f"refused, it holds {refused_type['name']}, which is neither a weight nor a setting and might run code; "
-            "take a checkpoint that you trust"
+            f"refused, because it contains {refused_type['name']}, which is neither a weight nor a setting and might "
+            "run code; use a checkpoint that you trust"
         )
     # The first line of the message advises to load the file without a check. A later line has the reason.
     reason_of_loader = first_line(error, containing="Unsupported")
-    return f"refused, it is damaged or no checkpoint of torch ({reason_of_loader}); take one that you trust"
+    return f"refused, because it is damaged or not a checkpoint of torch ({reason_of_loader}); use another checkpoint"
 
 
 @repair(

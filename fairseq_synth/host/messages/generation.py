@@ -46,7 +46,7 @@ def refuse_lost_constraints(
     if constraints is not None and has_unknown_word(constraints, self.target_dictionary):
         raise SynthesizerError(
             "--constraints: a word of a constraint is not in the dictionary; preprocess the constraints like "
-            "the training text, or use the --bpe of the training"
+            "the training text, or use the --bpe that the training text was split with"
         )
     return original(self, generator, *args, **kwargs)
 

@@ -16,7 +16,7 @@ HEAD_METRICS = {  # metric of each head: its title
     "word_dependence": "dependence on words",
     "gradient": "importance by gradient (nats)",
     "left_out": "increase of the loss without the head (bits)",
-    "without_words": "increase of the loss with the head by position alone (bits)",
+    "without_words": "increase of the loss if the head only reads positions (bits)",
 }
 COLORS = "Oranges"  # matplotlib's name for the scale from white to brown
 MOST_NUMBERS = 8  # heads of a row whose cells have room for numbers

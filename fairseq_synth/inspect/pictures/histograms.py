@@ -110,12 +110,12 @@ def explain_axes(kind: str) -> str:
     """
     if kind == "weights":
         return (
-            "Across: attention weights from 0 to 1.\n"
-            "Up: the share of all weights, on a logarithmic scale from a millionth to 1."
+            "Horizontal axis: attention weights from 0 to 1.\n"
+            "Vertical axis: the share of all weights, on a logarithmic scale from a millionth to 1."
         )
     return (
-        f"Across: {VALUE_NAMES[kind]}; each panel has its own range, without the lowest and the highest 0.1 %.\n"
-        "Up: the share of all values, from 0."
+        f"Horizontal axis: {VALUE_NAMES[kind]}; each panel omits the lowest and the highest 0.1 % of its values.\n"
+        "Vertical axis: the share of all values, from 0."
     )
 
 
