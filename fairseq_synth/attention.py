@@ -80,24 +80,25 @@ class SyntheticAttention(nn.Module):
         head_dim = embed_dim // num_heads
         check_heads(synthesizer, num_heads, head_dim)
 
-        # Sizes, which the methods below read.
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.head_dim = head_dim
-        self.num_query_heads = sum(mixture.num_heads for mixture in synthesizer.mixtures() if mixture.reads_query_key)
+        self.num_query_heads = count_query_heads(synthesizer)  # 0 if no function reads queries and keys
 
-        # The modules, and then the initial values of their parameters.
-        # --retain-dropout-modules finds the dropout by the name of fairseq's class.
+        # The name is that of fairseq's attention. With ``--retain-dropout-modules MultiheadAttention``, fairseq looks
+        # for it to find the dropouts that stay active in generation.
         self.dropout_module = FairseqDropout(dropout, module_name="MultiheadAttention")
         self.build_projections(q_noise, qn_block_size)
         self.synthesizer = synthesizer
-        self.reset_parameters()
+        self.reset_parameters()  # gives values to the parameters of the projections and the synthesizer
 
-        # The keys of this layer's entries in the state of a decoder; see `remember`.
+        # A decoder keeps what it needs of earlier tokens in a dictionary, in which each attention has keys of its own.
+        # Here are its vectors, which are the keys and values of all tokens so far:
         self.vectors_key = self.state_key("vectors")
+        # and here is a table, which says which of these vectors belong to which hypothesis of the beam search:
         self.table_key = self.state_key("table")
-        # The key of the table that this layer reads. In the later layers of a decoder, `share_table` sets it to the key
-        # of the first layer's table.
+        # The table that this layer reads. At first, it is the layer's own. A decoder calls `share_table` of all layers
+        # but the first one, which then read the first layer's table.
         self.first_layers_table_key = self.table_key
 
     def build_projections(self, q_noise: float, qn_block_size: int) -> None:
@@ -388,24 +389,23 @@ class SyntheticAttention(nn.Module):
     ) -> cache.BlockTable:
         """Extends the block table of this layer by the newest tokens, and returns the new table.
 
-        A layer has the keys and values of all tokens in matrices. The block table says which of their rows belong to
-        which hypothesis. The new tokens get free rows. If there are too few, the table tells the layers to make larger
-        matrices, and so the number of rows has to be known here.
+        The vectors of a layer, which are its keys and values, are rows of matrices. The block table has the numbers of
+        the rows that belong to each hypothesis of the beam search. Here, the newest tokens get row numbers. Their keys
+        and values are written to these rows afterwards, by `remember`.
 
         Args:
             incremental_state: The state of the decoder, in which the table is replaced.
             newest_values: The values of the newest tokens, (B, H, n, d_h). Only their sizes are read.
             key_padding_mask: The padding of these tokens, (B, n), or None.
         """
-        # Before the first token, there is no table and there are no matrices.
+        # Both are None before the first token.
         old_table: cache.BlockTable | None = incremental_state.get(self.table_key)
-        matrices: cache.LayerCache | None = incremental_state.get(self.vectors_key)
-        capacity = 0  # how many tokens the matrices have rows for, used and free rows together
-        if matrices is not None:
-            capacity = matrices.count_tokens_that_fit(self.num_heads)
-        table = cache.extend_table(old_table, newest_values, capacity, key_padding_mask)
-        incremental_state[self.table_key] = table
-        return table
+        old_vectors: cache.LayerCache | None = incremental_state.get(self.vectors_key)
+        # The old vectors are only asked how many rows there are. If too few are free, the new table tells the layers to
+        # go on with larger matrices.
+        new_table = cache.extend_table(old_table, old_vectors, newest_values, key_padding_mask)
+        incremental_state[self.table_key] = new_table
+        return new_table
 
     def share_table(self, first: "SyntheticAttention") -> None:
         """Makes this later layer of a decoder read the block table of the first layer, which is called before it.
@@ -466,25 +466,35 @@ class SyntheticAttention(nn.Module):
     # ---- checkpoints
 
     def make_generation_fast_(self, **_: Any) -> None:
-        """Multiplies the weights of mixtures and the scale 1 / sqrt(d_h) of dot products into parameters, for good.
+        """Makes generation faster, by multiplying numbers into parameters once in place of multiplying in each call.
 
-        Generation then has less to compute. fairseq calls this method, by this name, before it generates. Nothing is
-        changed if there are hooks on the projection of the queries, or if projections are quantized.
-
-        Each mixture is for a group of heads. For example, the groups ``random:2/vanilla:4/dense+vanilla:2`` have 2, 4
-        and 2 heads. Only the heads of the last two read queries, so that q_proj has these 6 heads, in this order.
+        These numbers are the weights of mixtures and the scale 1 / sqrt(d_h) of dot products. The attention keeps its
+        output, but cannot be trained any more. Nothing is changed if there are hooks on the projection of the queries,
+        or if projections are quantized. fairseq calls this method, by this name, before it generates.
         """
         if not self.can_be_folded():
             return
-        any_weight = weight_of(self.out_proj)  # for the device and the type
-        factors_of_queries = []  # in the order of the heads in q_proj
         with torch.no_grad():
-            for mixture in self.synthesizer.mixtures():
-                factor_of_each_head = mixture.fold_weights_(like=any_weight)
-                if mixture.reads_query_key:
-                    factors_of_queries.append(factor_of_each_head)
+            # Dot products: their weight and scale are multiplied into q_proj. This comes first, because the mixtures
+            # have no weights and scales any more after the second step.
             if self.q_proj is not None:
-                self.scale_queries_(torch.cat(factors_of_queries))
+                self.scale_queries_(self.factors_of_dot_products())
+            # All other functions: their weights are multiplied into their own parameters.
+            for mixture in self.synthesizer.mixtures():
+                mixture.fold_weights_(like=weight_of(self.out_proj))
+
+    def factors_of_dot_products(self) -> Tensor:
+        """Returns the number by which the dot products of each head with queries are multiplied, (heads with queries,).
+
+        For example, the groups of heads ``random:2/vanilla:4/dense+vanilla:2`` have a mixture each. The 2 heads of
+        ``random`` have no queries. So there are 6 numbers: 4 of the second mixture, and then 2 of the third one. The
+        heads in q_proj have the same order.
+        """
+        factors = []
+        for mixture in self.synthesizer.mixtures():
+            if mixture.reads_query_key:
+                factors.append(mixture.factor_of_dot_products(like=weight_of(self.out_proj)))
+        return torch.cat(factors)
 
     def scale_queries_(self, factor_of_each_head: Tensor) -> None:
         """Changes the query projection so that the queries of each head are multiplied by its factor.
@@ -530,8 +540,8 @@ def make_memory(keys: Tensor | None, values: Tensor, key_padding_mask: Tensor | 
         values: (B, H, t, d_h).
         key_padding_mask: (B, t), true at padding, or None.
     """
-    # The tokens are added to an empty memory: no table (None), and no matrices (None), in which 0 tokens fit.
-    table = cache.extend_table(table=None, newest_values=values, capacity=0, key_padding_mask=key_padding_mask)
+    # The tokens are added to an empty memory, which has no table (None) and no matrices (None).
+    table = cache.extend_table(table=None, layer_cache=None, newest_values=values, key_padding_mask=key_padding_mask)
     vectors = cache.append_to_layer(layer_cache=None, newest_keys=keys, newest_values=values, table=table)
     return Memory(vectors=vectors, table=table)
 
@@ -546,6 +556,15 @@ def join_weights(weights_by_group: list[Tensor]) -> Tensor:
     bsz = max(weights.size(0) for weights in weights_by_group)
     expanded_weights = [weights.expand(bsz, -1, -1, -1) for weights in weights_by_group]
     return torch.cat(expanded_weights, dim=1)
+
+
+def count_query_heads(synthesizer: LayerSynthesizer) -> int:
+    """Returns the number of heads that have queries and keys, because one of their functions reads them."""
+    num_query_heads = 0
+    for mixture in synthesizer.mixtures():  # Each mixture is for a group of heads.
+        if mixture.reads_query_key:
+            num_query_heads += mixture.num_heads
+    return num_query_heads
 
 
 def check_heads(synthesizer: LayerSynthesizer, num_heads: int, head_dim: int) -> None:

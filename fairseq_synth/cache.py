@@ -60,14 +60,24 @@ class LayerCache(NamedTuple):
     values: Tensor
     keys: Tensor | None
 
-    def count_tokens_that_fit(self, num_heads: int) -> int:
-        """Returns how many tokens there are rows for; 25 if there are 100 rows and 4 heads, with a row each."""
-        num_rows = self.values.size(0)
-        return num_rows // num_heads
+
+def count_tokens_that_fit(layer_cache: LayerCache | None, num_heads: int) -> int:
+    """Returns how many tokens a layer has rows for, in use or free.
+
+    For example, there is room for 25 tokens if there are 100 rows and 4 heads, because a token has a row for each head.
+    Before the first token, there are no rows: `layer_cache` is None.
+    """
+    if layer_cache is None:
+        return 0
+    num_rows = layer_cache.values.size(0)
+    return num_rows // num_heads
 
 
 def extend_table(
-    table: BlockTable | None, newest_values: Tensor, capacity: int, key_padding_mask: Tensor | None
+    table: BlockTable | None,
+    layer_cache: LayerCache | None,
+    newest_values: Tensor,
+    key_padding_mask: Tensor | None,
 ) -> BlockTable:
     """Returns the table of the next step of a beam search, in which each hypothesis has n more tokens.
 
@@ -81,8 +91,9 @@ def extend_table(
 
     Args:
         table: The table of the last step, or None before the first token.
+        layer_cache: The matrices of a layer after the last step, or None before the first token. Only their number of
+            rows is read, which is the same in all layers.
         newest_values: A vector for each new token and head, (B, H, n, d_h). Only its sizes are read.
-        capacity: The number of tokens that the matrices of the layers have rows for.
         key_padding_mask: The padding of the new tokens, (B, n), or None if there is none.
     """
     bsz, num_heads, num_new, _ = newest_values.size()
@@ -96,6 +107,7 @@ def extend_table(
     # From here on, `table` has these rows of the new matrices, and a new counter, which counts only these tokens.
     kept_tokens = None
     has_old_tokens = num_old > 0
+    capacity = count_tokens_that_fit(layer_cache, num_heads)
     if has_old_tokens and needs_new_matrices(
         table.counter, num_new_tokens=bsz * num_new, num_live_tokens=bsz * length, capacity=capacity
     ):
@@ -201,33 +213,28 @@ def append_to_layer(
 
 
 def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> Tensor:
-    """Returns a matrix of keys or values after the vectors of the new tokens are written to it.
+    """Writes the vectors of new tokens to a matrix of keys or values, and returns the matrix that has them.
 
-    It is the same matrix, changed in place, or a new one: if there is no room (`make_room`), or if it may not be
-    changed (`write_rows`). So go on with the result only.
+    ``newest[b, h, i]``, the vector of new token i of hypothesis b in head h, becomes the row with the number
+    ``table.newest_rows[b, h, i]``.
 
-    For example, two hypotheses with two heads have a new token each:
-
-        hypothesis    head    newest            table.newest_rows
-        0             0       the vector u      4                    So u becomes row 4 of the matrix,
-        0             1       the vector v      5                    v becomes row 5, ...
-        1             0       the vector w      6
-        1             1       the vector x      7
+    The result is either the matrix of the argument, changed in place, or a new one. So the caller goes on with the
+    result only.
 
     Args:
         matrix: The matrix so far, with a row of d_h features for each token and head. None before the first token.
         newest: The vectors of n new tokens of B hypotheses, (B, H, n, d_h). If only the first heads have vectors, the
             other heads get zeros.
-        table: The table that `extend_table` has returned for this step. ``table.newest_rows``, (B, H, n), says which
-            rows to write to.
+        table: The table that `extend_table` has returned for this step.
     """
     num_heads = table.rows.size(1)
-    vectors = append_zero_heads(newest, num_heads)
-    # Both lists have the same order. So vector i of the first list belongs into the row that is entry i of the second.
-    new_vectors = list_by_token(vectors)  # (B, H, n, d_h) -> (n B H, d_h), in the example u, v, w and x
-    row_numbers = list_by_token(table.newest_rows)  # (B, H, n) -> (n B H,), in the example 4, 5, 6 and 7
-    matrix_with_room = make_room(matrix, new_vectors, table)
-    return write_rows(matrix_with_room, row_numbers, new_vectors)
+    vectors_of_all_heads = append_zero_heads(newest, num_heads)
+    # A list of vectors and a list of row numbers. They only have to have the same order, whichever it is.
+    vectors = list_by_token(vectors_of_all_heads)  # (B, H, n, d_h) -> (n B H, d_h)
+    row_numbers = list_by_token(table.newest_rows)  # (B, H, n) -> (n B H,)
+    matrix_with_room = make_room(matrix, vectors, table)  # the same matrix, or a larger one with a copy of its rows
+    # This changes `matrix_with_room` in place, or a copy of it if, for example, autograd may need it as it is.
+    return write_rows(matrix_with_room, row_numbers, vectors)
 
 
 def list_by_token(x: Tensor) -> Tensor:
@@ -357,35 +364,27 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
 def sum_without_copy(weights: Tensor, values: Tensor, table: BlockTable) -> Tensor:
     """Returns the weighted sum of the values of all tokens for a single new token, (B, H, 1, d_h).
 
-    `values` is a matrix with a row for each token and head. ``table.rows`` has the numbers of these rows. So for each
-    hypothesis b and head h, the result is the sum of ``weights[b, h, 0, j] * values[table.rows[b, h, j]]`` over the
-    tokens j.
+    Each hypothesis b and head h has t tokens. The value of token j is the row ``table.rows[b, h, j]`` of the matrix
+    `values`, and is multiplied by ``weights[b, h, 0, j]``.
 
-    `F.embedding_bag` computes it without copying the values. It takes a list of row numbers that is divided into bags,
-    and adds up the rows of each bag, each times a weight. Here, each hypothesis and head has a bag of t rows.
-
-    For example, one hypothesis has two heads and three tokens. The values of head 0 are in the rows 0, 2 and 4, those
-    of head 1 in the rows 1, 3 and 5:
-
-        table.rows     [[[0, 2, 4], [1, 3, 5]]]
-        row_numbers    0  2  4    1  3  5
-        weights        p  q  r    u  v  w
-        offsets        0          3            where the bags begin in the two lists above
-        sums           p values[0] + q values[2] + r values[4], and u values[1] + v values[3] + w values[5]
+    A *bag* is what torch calls some rows that are to be added up. Each hypothesis and head is a bag of t rows here.
+    `F.embedding_bag` adds up the rows of all bags without copying them first.
 
     Args:
         weights: The attention weights of the new token, (B, H, 1, t).
         values: The matrix of values, with d_h features in each row.
-        table: Has the numbers of the rows, (B, H, t), and the offsets of the bags, (B H,).
+        table: Has the numbers of the rows, (B, H, t).
     """
     bsz, num_heads, _ = table.rows.size()
-    # Both lists are in the order of hypothesis, head and token.
-    row_numbers = table.rows.reshape(-1)  # (B H t,)
-    weights_of_rows = weights.reshape(-1)  # (B H t,)
-    sums = F.embedding_bag(
-        row_numbers, values, offsets=table.offsets, mode="sum", per_sample_weights=weights_of_rows
+    # The bags are given one after another, in a list of row numbers and in a list of weights: t entries of head 0 of
+    # hypothesis 0, t entries of its head 1, and so on.
+    row_numbers = table.rows.reshape(-1)  # (B, H, t) -> (B H t,)
+    weights_of_rows = weights.reshape(-1)  # (B, H, 1, t) -> (B H t,)
+    starts_of_bags = table.offsets  # (B H,): 0, t, 2 t, ..., the entry of both lists at which each bag begins
+    sums_of_bags = F.embedding_bag(
+        row_numbers, values, offsets=starts_of_bags, mode="sum", per_sample_weights=weights_of_rows
     )  # (B H, d_h)
-    return sums.view(bsz, num_heads, 1, -1)
+    return sums_of_bags.view(bsz, num_heads, 1, -1)
 
 
 def append_padding(

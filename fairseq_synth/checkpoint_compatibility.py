@@ -54,18 +54,12 @@ def adapt_checkpoint(
 ) -> None:
     """Checks that an attention can load its weights from a checkpoint, and adds what a stock checkpoint lacks.
 
-    There are two cases:
-
-    1. In the checkpoint, this layer computes dot products alone, as in a stock Transformer. The model may mix other
-       functions with them, whose weights are added to `state_dict`.
-    2. In the checkpoint, this layer has other functions. The model must have the same functions.
-
     Args:
         state_dict: The weights of the checkpoint, to which weights may be added in place.
         prefix: The keys of this attention begin with it; it ends with a dot.
         synthesizer: The part of the attention that computes the logits.
-        all_layers_are_stock: Whether all layers of the checkpoint compute dot products alone. `check_start` needs it,
-            because `state_dict` may have this layer alone.
+        all_layers_are_stock: Whether the checkpoint has dot products (``vanilla``) alone in every attention, and not
+            only in this one. `state_dict` may have this attention alone, so that the answer cannot be found in it.
 
     Raises:
         SynthesizerError: The weights do not fit.
@@ -75,14 +69,17 @@ def adapt_checkpoint(
         return  # Strict loading, which comes next, lists what is missing.
 
     saved = read_attention(state_dict, prefix)
-    # This check goes first, in both cases: a model that is prepared for generation has no weights of mixtures any more,
-    # for example, so that the checks below would find a wrong reason.
+    # The weights of a model that is prepared for generation have another meaning. This is checked first: such a model
+    # also lacks the weights of mixtures, for which `check_mixture` would give the wrong advice of another mixture.
     check_folding(saved, synthesizer)
-    if saved.is_stock():  # case 1
+    if saved.is_stock():
+        # The checkpoint has dot products alone here. The model may mix them with other functions, which get weights.
         check_start(saved.name, synthesizer, all_layers_are_stock)
-        add_missing_functions(state_dict, prefix, synthesizer)
-    else:  # case 2
-        # Each check relies on those before it: the mixtures are compared if the functions are the same, for example.
+        for key, value in starting_weights(saved.name, synthesizer).items():
+            state_dict[f"{prefix}synthesizer.{key}"] = value
+    else:
+        # The checkpoint has other functions here, and the model must have the same. If the functions are the same, they
+        # must be mixed in the same way. If that is so, too, the weights have the same names and must have one shape.
         check_functions(saved, synthesizer)
         check_mixture(saved, synthesizer)
         check_shapes(saved, synthesizer)
@@ -199,39 +196,34 @@ def check_shapes(saved: SavedAttention, synthesizer: LayerSynthesizer) -> None:
 def check_start(attention: str, synthesizer: LayerSynthesizer, all_layers_are_stock: bool) -> None:
     """Raises SynthesizerError if the attention of the model cannot start from dot products in the checkpoint.
 
-    In the checkpoint, all heads of this attention compute dot products (``vanilla``) alone. Whether the model can start
-    from them depends on its functions. The first case that fits decides:
-
-    1. ``vanilla`` alone: It can. The checkpoint has all weights.
-    2. ``random:4/vanilla:4``, that is, heads of several kinds: It cannot.
-    3. ``random``, or other functions without ``vanilla``: It cannot.
-    4. ``random+vanilla``, or another mixture with ``vanilla`` in all heads: It can, but only from a stock checkpoint,
-       in which no layer has ``random``. The weights of ``random`` are added to it. If another layer of the checkpoint
-       has such weights, this layer should have them, too, and they are missing.
+    In the checkpoint, all heads of this attention compute dot products (``vanilla``) and nothing else.
 
     Args:
         attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
         synthesizer: The synthesizer of the model.
-        all_layers_are_stock: Whether all layers of the checkpoint compute dot products alone.
+        all_layers_are_stock: Whether all other attentions of the checkpoint compute dot products alone, too.
     """
-    mixtures = synthesizer.mixtures()  # the functions of each group of heads of one kind
-    has_vanilla_in_all_heads = all(mixture.reads_query_key for mixture in mixtures)
-    has_vanilla_alone = has_vanilla_in_all_heads and not has_own_weights(synthesizer)
-    has_several_kinds_of_heads = len(mixtures) > 1
-    if has_vanilla_alone:  # case 1
-        return
-    if has_several_kinds_of_heads:  # case 2
+    mixtures = synthesizer.mixtures()  # one for each group of heads of one kind
+    all_heads_have_dot_products = all(mixture.reads_query_key for mixture in mixtures)
+    if all_heads_have_dot_products and not has_other_functions(synthesizer):
+        return  # This is ``vanilla`` alone, as in the checkpoint, which has all weights.
+    if len(mixtures) > 1:
+        # For example ``random:4/vanilla:4``.
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in all heads, but this model has heads of "
             f"several kinds; {advise_functions(attention)}"
         )
-    if not has_vanilla_in_all_heads:  # case 3
+    if not all_heads_have_dot_products:
+        # For example ``random``.
         raise SynthesizerError(
             f"{attention}: the checkpoint has dot-product attention in this layer, but this model has "
             f"{' and '.join(function_names(synthesizer))}; {advise_functions(attention)} (only vanilla and mixtures "
             "with it can start from a stock Transformer)"
         )
-    if not all_layers_are_stock:  # case 4
+    # What is left is a mixture such as ``random+vanilla``. It can start from dot products, because ``random`` gets new
+    # weights. But if another attention of the checkpoint has functions, too, the checkpoint is of such a model already,
+    # and the weights of ``random`` have been lost here. New weights would hide that.
+    if not all_layers_are_stock:
         missing = " and ".join(sorted(functions_with_weights(synthesizer.state_dict())))
         raise SynthesizerError(
             f"{attention}: the checkpoint has no weights of {missing} here, but has weights of synthesizing functions "
@@ -239,38 +231,35 @@ def check_start(attention: str, synthesizer: LayerSynthesizer, all_layers_are_st
         )
 
 
-def has_own_weights(synthesizer: LayerSynthesizer) -> bool:
-    """Returns whether a synthesizer has weights of its own.
+def has_other_functions(synthesizer: LayerSynthesizer) -> bool:
+    """Returns whether a synthesizer has other functions than ``vanilla``, because it has weights.
 
-    It has none if all heads compute dot products alone, because the weights of ``vanilla`` are the query and key
-    projections of the attention.
+    ``vanilla`` has none there: its weights are the query and key projections, which belong to the attention.
     """
     return bool(synthesizer.state_dict())
 
 
-def add_missing_functions(state_dict: StateDict, prefix: str, synthesizer: LayerSynthesizer) -> None:
-    """Adds weights of the functions that a stock checkpoint lacks to the checkpoint, so that the model can load it.
+def starting_weights(attention: str, synthesizer: LayerSynthesizer) -> StateDict:
+    """Returns the weights with which a synthesizer starts from a stock Transformer, in which it adds functions.
 
-    For example, for a model with ``random+vanilla``, the weights of ``random`` are added. With them, its logits are 0.
-    So the model starts with the output of the stock Transformer, but for what `warn_of_other_output` says.
+    For example, it adds ``random`` to the dot products of the Transformer. The weights of ``random`` are such that its
+    logits are 0 and change nothing. There are two exceptions, of which the user is warned (`warn_of_other_output`): a
+    function without trained weights keeps its logits, and the weights of a convex mixture reduce the dot products.
 
     Args:
-        state_dict: The weights of the checkpoint, which get those of the functions in place.
-        prefix: The keys of the attention begin with it; it ends with a dot.
-        synthesizer: The synthesizer of the model, which `check_start` has accepted. It is not changed here.
+        attention: The name of the attention in the model, such as ``encoder.layers.0.self_attn``.
+        synthesizer: The synthesizer of the model, which is not changed. `check_start` has accepted it.
     """
-    if not has_own_weights(synthesizer):
-        return  # All heads compute dot products alone, so the checkpoint lacks nothing.
-    start = copy.deepcopy(synthesizer)  # It gets the weights that the model is to have after loading.
-    [mixture] = start.mixtures()  # The heads are all of one kind, because `check_start` refuses several kinds.
-    attention = prefix.removesuffix(".")
-    logger.info(f"{attention}: starting {' and '.join(mixture.components)} from the weights of dot-product attention")
-    warn_of_other_output(attention, mixture)
-    for function in mixture.functions():
-        if function.is_trained():  # Others keep their fixed logits; `warn_of_other_output` has warned of that.
-            function.zero_logits_()
-    for key, value in start.state_dict().items():
-        state_dict[f"{prefix}synthesizer.{key}"] = value
+    if not has_other_functions(synthesizer):
+        return {}
+    names = " and ".join(function_names(synthesizer))
+    logger.info(f"{attention}: starting {names} from the weights of dot-product attention")
+    changed_copy = copy.deepcopy(synthesizer)
+    for mixture in changed_copy.mixtures():
+        warn_of_other_output(attention, mixture)
+        for function in mixture.functions():
+            function.zero_logits_()  # has no effect on functions without trained weights
+    return changed_copy.state_dict()
 
 
 def warn_of_other_output(attention: str, mixture: Mixture) -> None:

@@ -124,42 +124,40 @@ class HeadGroups(LayerSynthesizer):
     def forward(self, inputs: Inputs) -> list[Logits]:
         """Returns the logits of each group of heads, which sees only its own heads of the inputs."""
         logits_of_groups = []
-        first_head = 0  # the first head of the group among all heads
-        first_query_head = 0  # the first head of the group among the heads that have queries and keys
+        # Where the next group begins: in the layer's input, which has d_h features for every head, and in the queries
+        # and keys, which exist only for the heads of groups that read them.
+        first_feature = 0
+        first_query_head = 0
         for mixture in self.mixtures():
-            [group_logits] = mixture(select_heads(inputs, mixture, first_head, first_query_head))
+            [group_logits] = mixture(select_heads(inputs, mixture, first_feature, first_query_head))
             logits_of_groups.append(group_logits)
-            first_head += mixture.num_heads
+            first_feature += mixture.num_heads * mixture.head_dim
             if mixture.reads_query_key:
                 first_query_head += mixture.num_heads
         return logits_of_groups
 
 
-def select_heads(inputs: Inputs, mixture: Mixture, first_head: int, first_query_head: int) -> Inputs:
-    """Returns the part of a layer's inputs that belongs to a group of neighbouring heads, as views.
-
-    The layer's input x, (T, B, H d_h), has d_h features for each of all H heads. Queries and keys, (B, heads with
-    queries, T or S, d_h), exist only for the heads of groups that read them. So the group begins at another index there
-    than in x. For example, let the heads 0 and 1 be ``random``, which reads no queries, and the heads 2 and 3
-    ``vanilla``, which does. The group of ``vanilla`` begins at head 2 of x, but at head 0 of the queries.
+def select_heads(inputs: Inputs, mixture: Mixture, first_feature: int, first_query_head: int) -> Inputs:
+    """Returns what a group of neighbouring heads sees of a layer's inputs, as views.
 
     Args:
         inputs: The inputs of the layer.
         mixture: The functions of the group.
-        first_head: The first head of the group among all H heads, which is 2 in the example.
-        first_query_head: Its first head among the heads with queries and keys, which is 0 in the example.
+        first_feature: Where the group's features begin in the layer's input, (T, B, H d_h).
+        first_query_head: Where the group's heads begin in the queries and keys, (B, heads with queries, T or S, d_h).
+            Groups that read no queries have no heads there.
     """
-    num_heads = mixture.num_heads
-    first_feature = first_head * mixture.head_dim
-    num_features = num_heads * mixture.head_dim
+    # Each head of the group has d_h of the neighbouring features.
+    num_features = mixture.num_heads * mixture.head_dim
     x = inputs.x.narrow(dim=2, start=first_feature, length=num_features)
     q = None
     k = None
     if mixture.reads_query_key:
         assert inputs.q is not None and inputs.k is not None
-        q = inputs.q.narrow(dim=1, start=first_query_head, length=num_heads)
-        k = inputs.k.narrow(dim=1, start=first_query_head, length=num_heads)
-    return Inputs(x, q, k, inputs.start, inputs.src_len)
+        q = inputs.q.narrow(dim=1, start=first_query_head, length=mixture.num_heads)
+        k = inputs.k.narrow(dim=1, start=first_query_head, length=mixture.num_heads)
+    # All heads have the same rows and columns.
+    return Inputs(x, q, k, start=inputs.start, src_len=inputs.src_len)
 
 
 def build_synthesizer(

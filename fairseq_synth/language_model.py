@@ -14,7 +14,7 @@ from fairseq.utils import eval_str_list
 from .config import SYNTHESIZER_FLAGS, check_and_parse_flags, config_class, flatten, stack_flag, stack_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder
-from .lengths import announce_limit, check_fusion, check_min_len, check_rows
+from .lengths import check_and_announce_limit, check_fusion, check_min_len, check_rows
 from .model import SynthesizerModel
 
 # The longest row of a model that encodes positions by sinusoids. They exist for every position, so that this is just
@@ -52,23 +52,21 @@ class SynthesizerLanguageModel(SynthesizerModel, FairseqLanguageModel):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerLanguageModel":
-        """Returns a new model with the settings in a config; see `SynthesizerModel`.
-
-        The model reads text in rows of ``--tokens-per-sample`` tokens, or one more with ``--add-bos-token``. Some
-        functions take only rows up to ``--synth-max-length``. If neither they nor the positions have a limit, rows may
-        be longer in an evaluation than in the training.
-        """
+        """Returns a new model with the settings in a config; see `SynthesizerModel`."""
         args = check_and_parse_flags(cls.read_config(cfg, task), cls.stacks)
         check_embeddings(args)
-        add_bos_token = bool(args.add_bos_token)
-        longest_of_functions = stack_limit(args, args.decoder_head_groups)  # None if they take rows of any length
-        if args.tokens_per_sample is not None:
-            check_rows("--tokens-per-sample", args.tokens_per_sample, longest_of_functions, add_bos_token=add_bos_token)
 
-        functions_have_no_limit = longest_of_functions is None
-        takes_longer_rows = functions_have_no_limit and positions_have_no_limit(args)
+        # A row is the text that the model reads at once. The functions of the self-attention may limit its length. In
+        # the training, rows have --tokens-per-sample tokens, and one more with --add-bos-token.
+        limit = stack_limit(args, args.decoder_head_groups)  # None if the functions take rows of any length
+        add_bos_token = bool(args.add_bos_token)
+        if args.tokens_per_sample is not None:
+            check_rows("--tokens-per-sample", args.tokens_per_sample, limit, add_bos_token=add_bos_token)
+        # In an evaluation, rows may be longer if nothing in the model has a size for rows of a certain length.
+        takes_longer_rows = limit is None and positions_have_no_limit(args)
+
         model = cls(build_decoder(args, task), add_bos_token=add_bos_token, takes_longer_rows=takes_longer_rows)
-        announce_limit(task, longest_of_functions)  # so that the padding of the task respects it, if there is one
+        check_and_announce_limit(task, limit)
         return model
 
     def prepare_for_inference_(self, cfg: Any) -> None:

@@ -164,6 +164,26 @@ class LimitedStack:
             )
 
 
+def restore_all(
+    results: Sequence[Tensor | None], columns: Tensor | None, batch_first: bool = False
+) -> list[Tensor | None]:
+    """Returns a list of results in which each token is back in the column that it had before `align`.
+
+    Args:
+        results: The results, (T, B, C) each, or (B, T, C) if `batch_first`. fairseq has None for a result that is not
+            asked for, which stays None.
+        columns: The column to which `align` has moved each token, (B, T); None if it has moved nothing.
+        batch_first: Whether the sentences are the first dimension of the results.
+    """
+    restored_results: list[Tensor | None] = []
+    for result in results:
+        if result is None:
+            restored_results.append(None)
+        else:
+            restored_results.append(restore(result, columns, batch_first))
+    return restored_results
+
+
 class AlignedEncoder(LimitedStack, TransformerEncoderBase):
     """fairseq's encoder, in which the first token of a sentence has position 0 in every layer, however it is padded.
 
@@ -189,7 +209,7 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
 
         Args:
             src_tokens: (B, T), padded on either side.
-            src_lengths: Number of tokens in each sentence, as in fairseq.
+            src_lengths: Number of tokens in each sentence, which does not change when they move.
             return_all_hiddens: Whether to return the output of every layer too.
             token_embeddings: Embeddings to use in place of those of `src_tokens`, (B, T, C).
 
@@ -198,21 +218,20 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         """
         self.check_length(src_tokens)
         padding_mask = src_tokens.eq(self.padding_idx)
-        # The column to which each token moves while the layers compute. With None, `align` and `restore` return their
-        # argument as it is.
+        # The column to which each token moves; None if nothing moves.
         columns = aligned_columns(padding_mask)
         aligned_tokens = align(src_tokens, columns)
+        aligned_embeddings = None
         if token_embeddings is not None:
-            token_embeddings = align(token_embeddings, columns)
-        out = self.forward_scriptable(aligned_tokens, src_lengths, return_all_hiddens, token_embeddings)
-        # Every result with a dimension of tokens is moved back. These lists have tensors (T, B, C).
-        out["encoder_out"] = [restore(x, columns) for x in out["encoder_out"]]
-        out["encoder_states"] = [restore(x, columns) for x in out["encoder_states"]]
-        # This list has None for each layer whose result fairseq does not return.
-        out["fc_results"] = [None if x is None else restore(x, columns) for x in out["fc_results"]]
-        # This list has tensors (B, T, C).
-        out["encoder_embedding"] = [restore(x, columns, batch_first=True) for x in out["encoder_embedding"]]
-        out["encoder_padding_mask"] = [padding_mask]
+            aligned_embeddings = align(token_embeddings, columns)
+        # This finds the padding of the aligned tokens itself.
+        out = self.forward_scriptable(aligned_tokens, src_lengths, return_all_hiddens, aligned_embeddings)
+        # All results in which there are tokens move back. The padding is known already as it was before.
+        out["encoder_out"] = restore_all(out["encoder_out"], columns)  # (T, B, C)
+        out["encoder_states"] = restore_all(out["encoder_states"], columns)  # (T, B, C) for each layer
+        out["fc_results"] = restore_all(out["fc_results"], columns)  # (T, B, C) for each layer
+        out["encoder_embedding"] = restore_all(out["encoder_embedding"], columns, batch_first=True)  # (B, T, C)
+        out["encoder_padding_mask"] = [padding_mask]  # (B, T)
         return out
 
 
@@ -293,8 +312,8 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
             ValueError: T is above ``--synth-max-length``.
         """
         self.check_length(prev_output_tokens)
-        # The column to which each token moves while the layers compute. With None, `align` and `restore` return their
-        # argument as it is. In incremental decoding, nothing moves: the position of a new token comes from the cache.
+        # The column to which each token moves; None if nothing moves. In incremental decoding, nothing moves, because
+        # the position of a new token comes from the cache.
         columns = None
         if incremental_state is None:
             columns = aligned_columns(prev_output_tokens.eq(self.padding_idx))
@@ -306,10 +325,6 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
             alignment_layer,
             alignment_heads,
         )
-        extra["attn"] = [  # (B, T, S) each
-            None if weights is None else restore(weights, columns, batch_first=True) for weights in extra["attn"]
-        ]
-        extra["inner_states"] = [  # (T, B, C) each
-            None if state is None else restore(state, columns) for state in extra["inner_states"]
-        ]
+        extra["attn"] = restore_all(extra["attn"], columns, batch_first=True)  # (B, T, S)
+        extra["inner_states"] = restore_all(extra["inner_states"], columns)  # (T, B, C) for each layer
         return restore(features, columns, batch_first=True), extra

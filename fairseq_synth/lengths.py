@@ -20,8 +20,8 @@ class Limit(NamedTuple):
     flag: str
 
 
-def announce_limit(task: Any, limit: Limit | None) -> None:
-    """Logs the limit of a new model and adds it to `known_limits`, after checking that padding respects it.
+def check_and_announce_limit(task: Any, limit: Limit | None) -> None:
+    """Checks that padding respects the limit of a new model, logs the limit and adds it to `known_limits`.
 
     This is called when the model has been built, so that no limit is announced for a model that cannot be built.
 
@@ -134,7 +134,7 @@ def has_limit_of_synthesizer(message: str) -> bool:
 def explain_empty_dataset(text: str) -> str:
     """Returns the error line for a data set that is empty, with the limits by which sentences may have been skipped.
 
-    `announce_limit` has put the limits of all models of this process into `known_limits`.
+    `check_and_announce_limit` has put the limits of all models of this process into `known_limits`.
 
     Args:
         text: fairseq's message.
@@ -149,7 +149,7 @@ def explain_empty_dataset(text: str) -> str:
     )
 
 
-def cut_sources(task: Any, max_positions: int) -> None:
+def make_task_cut_sources(task: Any, max_positions: int) -> None:
     """Makes ``--truncate-source`` cut sources to the length that the model can read.
 
     fairseq cuts them to ``--max-source-positions``. If that is longer, the value in the task is changed in place.

@@ -15,7 +15,7 @@ A term may have a weight for each head, (1, H, 1, 1), which a mixture sets. The 
 each computation multiplies it by the smallest tensor that it meets.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -167,79 +167,74 @@ class Logits:
         return all(tensor.size(0) == 1 for tensor in tensors)
 
     def normal_form(self, src_len: int) -> NormalForm:
-        """Returns the logits as at most one inner product, one outer product and one bias; see `NormalForm`.
-
-        * Inner product: all inner products become one, by joining their features:
-          ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``. Only in a decoding step, all but the first one are left over
-          (`divide_products`).
-        * Outer product: the first one. All others are left over.
-        * Bias: the sum of all biases and diagonals, and of the products that are left over above. It is in fp32 at
-          least, unless it is the only term.
+        """Returns the logits as the sum of at most one inner product, one outer product and one bias.
 
         Args:
             src_len: S, the number of columns.
         """
-        # Each product is given by its two factors here, with its scale and weight multiplied in.
-        joined_products, left_over_products = divide_products(self.products)
+        # Scales and weights are multiplied in here, so that only tensors are left below.
+        products = [multiply_in(term) for term in self.products]
         outers = [outer_factors(term, src_len) for term in self.outers]
-        left_over_outers = outers[1:]
 
-        # Inner product: the query of the result is joined from queries, and its key from keys.
+        # The inner product: all products become one by joining their features,
+        # ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``.
+        joined_products = products
+        other_products: list[Product] = []
+        is_decoding_step = any(product.query.size(2) == 1 for product in products)  # A query has a single row.
+        if is_decoding_step:
+            # Joining would copy the keys of all tokens so far. So only the first product is taken.
+            joined_products = products[:1]
+            other_products = products[1:]
         query = None
         key = None
         if joined_products:
-            query = join_features([product.left for product in joined_products])
-            key = join_features([product.right for product in joined_products])
+            query = join_features([product.query for product in joined_products])
+            key = join_features([product.key for product in joined_products])
 
-        # Outer product.
+        # The outer product: the first one.
         left = None
         right = None
         if outers:
             left = outers[0].left
             right = outers[0].right
 
-        # Bias: everything else.
-        bias = add_up(self._summands_of_bias(left_over_outers, left_over_products, src_len))
+        # The bias: the sum of everything else.
+        bias = self._add_up_bias(other_products, outers[1:], src_len)
         return NormalForm(query=query, key=key, left=left, right=right, bias=bias)
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
         return self.normal_form(src_len).total(src_len)
 
-    def _summands_of_bias(
-        self, left_over_outers: Sequence[Factors], left_over_products: Sequence[Factors], src_len: int
-    ) -> Iterator[Tensor]:
-        """Yields the tensors whose sum is the bias of the normal form, (B or 1, H or 1, T or 1, S) each.
+    def _add_up_bias(
+        self, other_products: Sequence[Product], other_outers: Sequence[Factors], src_len: int
+    ) -> Tensor | None:
+        """Returns the bias of the normal form, (B or 1, H or 1, T or 1, S), or None if there is nothing to add up.
 
-        They are computed one at a time, because each may be as large as all logits. If there are several terms, the
-        biases are in fp32 at least before their weight is multiplied in.
+        It is the sum of all biases and diagonals, and of the products that are no other part of the normal form. It is
+        in fp32 at least, unless a single bias or diagonals are all logits: these keep their type.
 
         Args:
-            left_over_outers: The outer products that are added to the bias.
-            left_over_products: The inner products that are added to the bias.
+            other_products: The inner products to be added. Their scales and weights are multiplied in already.
+            other_outers: The outer products to be added. Their weights are multiplied in already.
             src_len: S, the number of columns.
         """
-        in_fp32 = len(self.terms()) > 1
+        is_sum = len(self.terms()) > 1
+        # Each summand may be as large as all logits. So each is added before the next one is computed.
+        total = None
         for bias_term in self.biases:
-            bias = at_least_fp32(bias_term.bias) if in_fp32 else bias_term.bias
-            yield multiply(bias, bias_term.weight)
+            bias = at_least_fp32(bias_term.bias) if is_sum else bias_term.bias
+            total = add(total, multiply(bias, bias_term.weight))
         for diagonals_term in self.diagonals:
-            values = at_least_fp32(diagonals_term.values) if in_fp32 else diagonals_term.values
+            values = at_least_fp32(diagonals_term.values) if is_sum else diagonals_term.values
             weighted_values = multiply(values, diagonals_term.weight)
-            yield toeplitz(weighted_values, src_len)
-        for outer in left_over_outers:
-            yield outer_product(outer.left, outer.right, src_len)
-        for product in left_over_products:
-            # A single summand is the sum itself, so that it has to be in fp32, too.
-            yield at_least_fp32(inner_product(product.left, product.right))
-
-
-def add_up(summands: Iterable[Tensor]) -> Tensor | None:
-    """Returns the sum in fp32 at least. A single summand is returned as it is, and None if there are no summands."""
-    total = None
-    for summand in summands:
-        total = add(total, summand)
-    return total
+            total = add(total, toeplitz(weighted_values, src_len))
+        # A product is given here only if there is another one in the normal form, so that the logits are a sum.
+        for outer in other_outers:
+            total = add(total, at_least_fp32(outer_product(outer.left, outer.right, src_len)))
+        for product in other_products:
+            total = add(total, at_least_fp32(inner_product(product.query, product.key)))
+        return total
 
 
 def add(x: Tensor | None, y: Tensor) -> Tensor:
@@ -299,40 +294,28 @@ def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Te
     return Factors(multiply(left, scaled_weight), right)
 
 
-def divide_products(terms: Sequence[Product]) -> tuple[list[Factors], list[Factors]]:
-    """Divides inner products into those that a normal form joins, and the others, which it adds to its bias.
-
-    All are joined. But in a decoding step only the first one is, because joining would copy the keys of all tokens so
-    far. Each is returned as its query and key, with scale and weight multiplied in.
-    """
-    products = [apply_scale_and_weight(term.query, term.key, term.scale, term.weight) for term in terms]
-    is_decoding_step = any(product.left.size(2) == 1 for product in products)  # A query has a single row.
-    if is_decoding_step:
-        return products[:1], products[1:]
-    return products, []
+def multiply_in(term: Product) -> Product:
+    """Returns the same inner product without scale and weight, which are multiplied into its query or key."""
+    factors = apply_scale_and_weight(term.query, term.key, term.scale, term.weight)
+    return Product(query=factors.left, key=factors.right)
 
 
 def outer_factors(outer: Outer, src_len: int) -> Factors:
-    """Returns the left and right factor of an outer product, with just the features that `src_len` columns need.
+    """Returns the left and right factor of an outer product, with as many features as `src_len` columns need.
 
-    Each left feature is for b neighbouring columns, where b is the number of right features. For example, an outer
-    product with 2 left features and b = 3 right features has these features in 8 columns:
-
-        column          0  1  2    3  4  5    6  7
-        left feature    0  0  0    1  1  1    0  0     (as there is no feature 2, they begin again with 0)
-        right feature   0  1  2    0  1  2    0  1
-
-    So 8 columns need three left features, 0, 1 and 0, and all right features. 2 columns need only the left feature 0,
-    and the right features 0 and 1. The comments have the numbers for 8 columns.
+    An outer product repeats all b right features for each left feature: the first b columns are the left feature 0
+    times each right feature, the next b columns are the left feature 1 times each right feature, and so on. If the left
+    features are not enough, they begin again with feature 0.
     """
-    left_size = outer.left_size  # 2
-    right_size = outer.factors.size(3) - left_size  # b = 3
+    left_size = outer.left_size
+    right_size = outer.factors.size(3) - left_size  # b
     all_left, all_right = outer.factors.split([left_size, right_size], dim=3)
+    # For example, with 2 left features and b = 3, 8 columns need the left features 0, 1 and 0 again.
     num_needed_left = count_left_features(src_len, right_size)  # 8 / 3, rounded up to 3
-    num_needed_right = min(right_size, src_len)  # 3
-    # After the last feature, `take_positions` begins again with feature 0.
-    left = take_positions(all_left, dim=3, start=0, count=num_needed_left)  # the features 0, 1, 0
-    right = take_positions(all_right, dim=3, start=0, count=num_needed_right)  # the features 0, 1, 2
+    left = take_positions(all_left, dim=3, start=0, count=num_needed_left)
+    # Right features are not repeated here, but when the factors are multiplied. Some are not needed if S < b.
+    num_needed_right = min(right_size, src_len)
+    right = take_positions(all_right, dim=3, start=0, count=num_needed_right)
     # An outer product has no scale.
     return apply_scale_and_weight(left, right, scale=1.0, weight=outer.weight)
 

@@ -75,13 +75,7 @@ def masked_softmax(
 ) -> Tensor:
     """Returns the softmax of the logits over the keys that are not hidden, (B or 1, H, T, S).
 
-    It has the type of `scores`, or fp32 at least if `attn_mask` adds numbers. There are two steps:
-
-        mask                1. numbers are added to the logits      2. logits of hidden keys are replaced
-        `causal_mask`       minus infinity for later columns        -
-        booleans            -                                       where the mask is true
-        numbers             the numbers                             where the mask is minus infinity
-        key_padding_mask    -                                       where the mask is true
+    It has the type of `scores`, or fp32 at least if `attn_mask` adds numbers.
 
     Args:
         scores: The logits, (B or 1, H, T or 1, S).
@@ -90,19 +84,21 @@ def masked_softmax(
         zero_rows_without_keys: What happens to a row whose keys are all hidden. If true, its weights and its gradient
             are 0. If false, its weights are finite numbers without a meaning, which saves two passes over the weights.
     """
-    # Each step replaces `scores`, so that the logits of the step before take no memory any longer.
+    # `scores` is replaced at each step, so that the logits of the step before take no memory any longer.
     if attn_mask is not None:
-        scores = add_mask(scores, attn_mask)  # step 1
+        # The numbers of the mask; minus infinity on later columns for the `causal_mask`; nothing for booleans.
+        scores = add_mask(scores, attn_mask)
+    # The keys that are hidden by padding, by booleans, or by minus infinity in a mask of numbers. Under the
+    # `causal_mask` alone there are none, because every row sees its own column, and minus infinity is enough.
     hidden = hidden_keys(key_padding_mask, attn_mask)
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # Step 2. All keys of a row may be hidden. With minus infinity, its weights would be NaN. With the lowest finite
-    # number, they are 1 / S each. In every other row, the weights of hidden keys are 0.
+    # The softmax of a row that has nothing but minus infinity is NaN. Therefore, hidden keys get a finite number. It is
+    # so low that their weight is 0, except in a row whose keys are all hidden: there, all weights are 1 / S.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
     if zero_rows_without_keys:
-        # This changes only rows without visible keys. In all other rows, hidden keys have the weight 0 already.
-        return weights.masked_fill(hidden, 0.0)
+        return weights.masked_fill(hidden, 0.0)  # turns 1 / S into 0; elsewhere, hidden keys have the weight 0 already
     return weights
 
 
@@ -246,12 +242,7 @@ def align(x: Tensor, columns: Tensor | None) -> Tensor:
 def restore(aligned: Tensor, columns: Tensor | None, batch_first: bool = False) -> Tensor:
     """Returns a batch with each token moved back to the column that it had before `align`.
 
-    For example, let a sentence be p u v p before `align`, where p is padding:
-
-        t                         0  1  2  3
-        columns[t]                2  0  1  3     `align` has moved token t to this column
-        aligned                   u  v  p  p
-        aligned[columns[t]]       p  u  v  p     so this is token t again
+    `align` has moved token t of sentence b to the column ``columns[b, t]``. So it is read from there.
 
     Args:
         aligned: (T, B, C), or (B, T, C) if `batch_first`.
@@ -260,12 +251,10 @@ def restore(aligned: Tensor, columns: Tensor | None, batch_first: bool = False) 
     """
     if columns is None:
         return aligned
+    # `gather` wants an index for each feature, too. Here, all features of a token have the same index.
+    num_features = aligned.size(2)
     if batch_first:
-        dim = 1
-        index = columns  # (B, T)
-    else:
-        dim = 0
-        index = columns.t()  # (T, B)
-    # `gather` wants an index for each feature, too; here they are the same for all features of a token.
-    index_of_each_feature = index.unsqueeze(-1).expand(-1, -1, aligned.size(2))
-    return aligned.gather(dim, index_of_each_feature)  # result[t] = aligned[columns[t]]
+        index = columns.unsqueeze(-1).expand(-1, -1, num_features)  # (B, T, C)
+        return aligned.gather(1, index)  # result[b, t, c] = aligned[b, columns[b, t], c]
+    index = columns.t().unsqueeze(-1).expand(-1, -1, num_features)  # (T, B, C)
+    return aligned.gather(0, index)  # result[t, b, c] = aligned[columns[b, t], b, c]

@@ -48,35 +48,30 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     start = inputs.start
     tgt_len = inputs.x.size(0)
     src_len = inputs.src_len
-    # The usual case: all positions are below l, and both rows and columns have to be cut. The general case below would
-    # be right, too, but `view_window` has a faster backward pass than two cuts.
-    all_are_below_l = start + tgt_len <= max_length and src_len <= max_length
-    cuts_rows = tgt_len < max_length
-    cuts_columns = src_len < max_length
-    if all_are_below_l and cuts_rows and cuts_columns:
+    # The usual case is a part of the rows, up to row l - 1 at most, and a part of the columns. The general case below
+    # would be right for it, too, but the backward pass of `view_window` is faster.
+    takes_some_rows = tgt_len < max_length and start + tgt_len <= max_length
+    takes_some_columns = src_len < max_length
+    if takes_some_rows and takes_some_columns:
         return view_window(parameter, start, tgt_len, src_len)  # (1, H, T, S)
-    # The general case. `take_positions` begins again with position 0 beyond l, and cuts nothing if all are needed.
+    # The general case. `take_positions` takes row or column 0 again for position l, row 1 for l + 1, and so on.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)  # (H, T, l)
     window = take_positions(rows, dim=2, start=0, count=src_len)  # (H, T, S)
     return window[None]
 
 
 def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Tensor:
-    """Returns ``parameter[None, :, start : start + tgt_len, :src_len]`` as a single view, (1, H, tgt_len, src_len).
+    """Returns the same as ``parameter[None, :, start : start + tgt_len, :src_len]``, (1, H, tgt_len, src_len).
 
-    Indexing would make two views, one for rows and one for columns, and the backward pass of each would make a tensor
-    as large as the whole parameter.
-
-    For example, let a parameter have one head and l = 4. These are the elements of the memory that each row has, and in
-    brackets those of a view with start = 1, tgt_len = 2 and src_len = 3:
+    Such an index makes two views, of the rows first and then of the columns. The backward pass of each makes a tensor
+    as large as the whole parameter. Here is a single view. Its elements are as far apart in memory as those of the
+    parameter. It has fewer of them, and begins later. For example, of a parameter with one head and l = 4, the window
+    with start = 1, tgt_len = 2 and src_len = 3 has the elements in brackets:
 
         row 0      0    1    2    3
         row 1     [4]  [5]  [6]   7
         row 2     [8]  [9] [10]  11
         row 3     12   13   14   15
-
-    So the view begins at element 4. As in the parameter, it is 4 elements from one of its rows to the next, and 1
-    element from one column to the next. These numbers of elements are called strides.
 
     Args:
         parameter: (H, l, l), a value for each head, row and column.
@@ -84,13 +79,12 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
         tgt_len: The number of rows.
         src_len: The number of columns, which begin at 0.
     """
+    # Strides are the numbers of elements from one head, row or column of the parameter to the next.
     head_stride, row_stride, column_stride = parameter.stride()  # 16, 4 and 1
-    first_dimension_stride = 0  # It has no effect, because the first dimension of the view has the size 1.
-    # The parameter itself may begin behind the start of its memory, at `storage_offset`.
-    first_element = parameter.storage_offset() + start * row_stride  # 0 + 1 * 4
+    first_element = parameter.storage_offset() + start * row_stride  # The parameter begins at 0, and row 1 at 0 + 1 * 4
     return parameter.as_strided(
         size=[1, parameter.size(0), tgt_len, src_len],
-        stride=[first_dimension_stride, head_stride, row_stride, column_stride],
+        stride=[0, head_stride, row_stride, column_stride],  # 0 means nothing, because the first dimension has size 1.
         storage_offset=first_element,
     )
 

@@ -25,7 +25,7 @@ from .config import (
 )
 from .errors import SynthesizerError
 from .layers import SynthesizerEncoder
-from .lengths import Limit, announce_limit, check_rows, task_flag
+from .lengths import Limit, check_and_announce_limit, check_rows, task_flag
 from .model import SynthesizerModel
 
 # the flags of fairseq's Transformer that an encoder has, in addition to --encoder-* and --quant-noise-*
@@ -138,7 +138,7 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
         args.max_positions = max_positions  # The encoder and the model read it.
         encoder = cls.encoder_class(args, task.source_dictionary)
         model = cls(args, encoder)
-        announce_limit(task, limit)
+        check_and_announce_limit(task, limit)
         return model
 
     def load_state_dict(self, state_dict: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:

@@ -461,37 +461,55 @@ class Mixture(LayerSynthesizer):
                 sum_of_logits.add_terms(function(inputs), weight)
         return [sum_of_logits]
 
-    def fold_weights_(self, like: Tensor) -> Tensor:
-        """Removes the weights of the mixture and the scale of ``vanilla``, for good, so that generation is faster.
+    def factor_of_dot_products(self, like: Tensor) -> Tensor:
+        """Returns the number by which the dot products of each head are multiplied: weight times scale, (H,).
 
-        Instead, the weight of each function is multiplied into its parameters. ``vanilla`` has no parameters here,
-        because its logits are computed from queries and keys. So the caller has to multiply the queries of each head by
-        the numbers that are returned, (H,): the weight of ``vanilla`` times its scale 1 / sqrt(d_h). For example, with
-        the weight 0.5 and d_h = 64, the number is 0.5 / 8. Without ``vanilla``, it is 1.
-
-        If there is no weight and no scale, or if a function does not allow it, nothing is changed and the numbers are
-        1.
+        For example, with the weight 0.5 and d_h = 64, it is 0.5 / sqrt(64). Before `fold_weights_` removes the weight
+        and the scale, the caller has to multiply the queries by it. It is 1 if `fold_weights_` will change nothing.
 
         Args:
             like: A tensor with the device and type of the attention's weights.
         """
-        factor_of_queries = like.new_ones(self.num_heads)
+        factor = like.new_ones(self.num_heads)
         if not self._can_fold_weights():
-            return factor_of_queries
-        functions = self.functions()
-        weights = self.weights()  # (M, H): a weight of each function in each head; None if all are 1
-        if weights is None:
-            weights = like.new_ones(len(functions), self.num_heads)
-        for function, weight_of_heads in zip(functions, weights):  # weight_of_heads: (H,)
+            return factor
+        for function, weight in zip(self.functions(), self._weights_or_ones(like)):  # weight: (H,)
             if is_vanilla(function):
-                factor_of_queries = factor_of_queries * function.scaling * weight_of_heads
-                function.scaling = 1.0  # Otherwise `forward` would multiply by the scale once more.
+                factor = factor * function.scaling * weight
+        return factor
+
+    def fold_weights_(self, like: Tensor) -> None:
+        """Multiplies the weight of each function into its parameters, for good, so that generation is faster.
+
+        ``vanilla`` has no parameters here, as its logits are computed from queries and keys. The caller has multiplied
+        its weight and scale into the queries already (`factor_of_dot_products`), so that they are only removed here.
+
+        Nothing is changed if there is no weight and no scale, or if a function does not allow it.
+
+        Args:
+            like: A tensor with the device and type of the attention's weights.
+        """
+        if not self._can_fold_weights():
+            return
+        for function, weight in zip(self.functions(), self._weights_or_ones(like)):  # weight: (H,)
+            if is_vanilla(function):
+                function.scaling = 1.0
             else:
-                function.scale_(weight_of_heads.view(self.num_heads, 1, 1))
-        self.alpha = None  # Otherwise `forward` would multiply by the weights once more.
+                function.scale_(weight.view(self.num_heads, 1, 1))
+        self.alpha = None  # `forward` multiplies by no weights any more.
         # This buffer marks the state dict, so that no training goes on with it.
         self.register_buffer("folded", like.new_ones([]))
-        return factor_of_queries
+
+    def _weights_or_ones(self, like: Tensor) -> Tensor:
+        """Returns the weight of each function in each head, (M, H), which is 1 if the mixture has no weights.
+
+        Args:
+            like: A tensor with the device and type that ones get.
+        """
+        weights = self.weights()
+        if weights is None:
+            return like.new_ones(len(self.functions()), self.num_heads)
+        return weights
 
     def _can_fold_weights(self) -> bool:
         """Returns whether there is a weight or a scale to remove, and every function allows `fold_weights_` to do so.

@@ -12,7 +12,7 @@ from fairseq.tasks.translation import TranslationTask
 from .config import SYNTHESIZER_FLAGS, check_and_parse_flags, config_class, flatten, stack_flag, stack_limit
 from .errors import SynthesizerError
 from .layers import SynthesizerDecoder, SynthesizerEncoder
-from .lengths import announce_limit, check_min_len, cut_sources
+from .lengths import check_and_announce_limit, check_min_len, make_task_cut_sources
 from .model import SynthesizerModel
 
 
@@ -40,22 +40,20 @@ class SynthesizerTransformer(SynthesizerModel, TransformerModelBase):
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerTransformer":
-        """Returns a new model with the settings in a config; see `SynthesizerModel`.
+        """Returns a new model with the settings in a config; see `SynthesizerModel`."""
+        flags = cls.read_config(cfg, task)
+        check_supported(flags)
+        # This adds `encoder_head_groups` and `decoder_head_groups`: the functions of the heads in each layer.
+        args = check_and_parse_flags(flags, cls.stacks)
+        # fairseq's method passes this form of the flags, its own config, on to `build_encoder` and `build_decoder`.
+        model = super().build_model(TransformerConfig.from_namespace(args), task)
 
-        If the functions of the model limit the length of sentences, the task has to respect the limit.
-        """
-        args = cls.read_config(cfg, task)
-        check_supported(args)
-        args = check_and_parse_flags(args, cls.stacks)  # the same, and also the groups of heads of each layer
-        fairseq_config = TransformerConfig.from_namespace(args)
-        model = super().build_model(fairseq_config, task)
-
-        groups_of_all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
-        longest_of_functions = stack_limit(args, groups_of_all_layers)  # None if they take sentences of any length
-        if longest_of_functions is not None:
-            announce_limit(task, longest_of_functions)  # refuses a task that would pad sentences beyond the limit
-            # --truncate-source then cuts sources to what the encoder reads.
-            cut_sources(task, model.encoder.max_positions())
+        # If the functions limit the length of sentences, the task has to respect the limit.
+        all_layers = [*args.encoder_head_groups, *args.decoder_head_groups]
+        limit = stack_limit(args, all_layers)  # None if the functions take sentences of any length
+        if limit is not None:
+            check_and_announce_limit(task, limit)
+            make_task_cut_sources(task, model.encoder.max_positions())
         return model
 
     @classmethod

@@ -992,7 +992,7 @@ def test_the_factor_of_the_queries_is_on_the_device_of_the_projections(spec, mix
     """It has their type, too. Both hold even if the functions have no parameters."""
     module = make_attention(spec, mixture).to("meta").half()
     (part,) = module.synthesizer.mixtures()
-    factor = part.fold_weights_(module.out_proj.weight)
+    factor = part.factor_of_dot_products(like=module.out_proj.weight)
     assert factor.device.type == "meta"
     assert factor.dtype == torch.float16
 

@@ -1173,8 +1173,8 @@ def test_flags_of_a_task_of_either_kind_are_checked_and_limited(holder):
     task = argparse.Namespace(cfg=None)
     setattr(task, holder, flags)
     with pytest.raises(SynthesizerError, match="--required-seq-len-multiple 7"):
-        lengths.announce_limit(task, lengths.Limit(24, "--synth-max-length"))
-    lengths.cut_sources(task, 24)
+        lengths.check_and_announce_limit(task, lengths.Limit(24, "--synth-max-length"))
+    lengths.make_task_cut_sources(task, 24)
     assert flags.max_source_positions == 24
 
 
