@@ -239,8 +239,6 @@ def record_command(files: PartFiles, command_with_placeholder: list[str]) -> Non
     files.command.write_text(" ".join(command_with_placeholder))
 
 
-
-
 def write_summary(files: PartFiles, command: list[str]) -> None:
     """Writes the result of a command that writes none: the command, and the last line of its output.
 

@@ -323,9 +323,7 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
         # - In place of launching a Triton kernel, `build_arguments` builds the arguments of the launch.
         # - In place of torch's fused attention, `ignore_fused_attention` does nothing.
         # The other operations of torch run on the CPU, where they take little time with a narrow attention.
-        pretended_gpu = fake_gpu(
-            with_kernels, on_launch=build_arguments, on_fused_attention=ignore_fused_attention
-        )
+        pretended_gpu = fake_gpu(with_kernels, on_launch=build_arguments, on_fused_attention=ignore_fused_attention)
         with pretended_gpu:
             for _ in range(repeats):
                 run_attention()

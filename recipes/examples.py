@@ -639,10 +639,6 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
     return marked
 
 
-
-
-
-
 def read_multirc(corpus: Corpus, path: Path) -> Rows:
     """Yields a row for each answer in the corpus MultiRC. Its task is to say whether an answer to a question is right.
 

@@ -252,5 +252,3 @@ def read_number(options: Any, name: str) -> int:
     if value is None:
         return 0
     return value
-
-

@@ -43,8 +43,6 @@ PARTS = {
 }
 
 
-
-
 def analyse(loaded: Loaded, options: Options) -> Results:
     """Inspects a checkpoint and returns all results.
 
@@ -138,8 +136,6 @@ def describe_attentions_and_parameters(model: nn.Module, initial_model: nn.Modul
     initial_parameters = {} if initial_model is None else collect_parameters(initial_model)
     add_histograms(attention_results, "parameters", trained_parameters, initial_parameters)
     return attention_results
-
-
 
 
 def describe_checkpoint(loaded: Loaded) -> Results:

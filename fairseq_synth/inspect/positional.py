@@ -259,8 +259,6 @@ def improve_scores(scores: Tensor, total: Tensor, sentences_of_length: Tensor, b
     return (new_scores / largest).clamp(min=SMALLEST_SCORE)
 
 
-
-
 def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
     """Returns for each cell (i, j) the sum of 1 / (sum of row i) over all sentences that have this cell, (H, T, T).
 
@@ -282,8 +280,6 @@ def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
         # Of all sentences, those that have this column have been seen now: those of `length` and more tokens.
         result[:, :, last_column] = of_rows
     return result
-
-
 
 
 def sum_by_distance(matrix: Tensor) -> Tensor:
