@@ -75,7 +75,7 @@ def pickle_choices() -> bool:
     if was_told_before:
         return False
     # From now on, pickle calls `reduce_choices` with an enumeration, and stores the function call that it returns.
-    copyreg.pickle(type_of_enumerations, reduce_choices)  # type: ignore[arg-type]
+    copyreg.pickle(type_of_enumerations, reduce_choices)
     return True
 
 
