@@ -74,19 +74,22 @@ def parse_shape(text: str) -> Shape:
 # ---- time
 
 
-def compare_with_stock(functions: Mapping[str, Function], device: str, rounds: int) -> dict[str, Comparison]:
+def compare_with_stock(
+    functions: Mapping[str, Function], device: str, rounds: int, warm_up: int = 1
+) -> dict[str, Comparison]:
     """Times several functions in turns, and compares each with the one that is called ``stock``.
 
     Args:
         functions: {name: function}; each is called once in a round.
         device: ``cpu`` or ``cuda``, where the functions do their work.
-        rounds: how many rounds are timed, after one round of warm-up.
+        rounds: how many rounds are timed.
+        warm_up: how many rounds are run before them and not timed.
 
     Returns:
         {name: the function's speed relative to stock's}.
     """
     stopwatch = choose_stopwatch(device)
-    return compare_in_turns(functions, baseline=STOCK, stopwatch=stopwatch, rounds=rounds, warm_up=1)
+    return compare_in_turns(functions, baseline=STOCK, stopwatch=stopwatch, rounds=rounds, warm_up=warm_up)
 
 
 def choose_stopwatch(device: str) -> Stopwatch:

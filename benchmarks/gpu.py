@@ -163,7 +163,7 @@ class PartFiles(NamedTuple):
 
     result: Path
     unfinished: Path  # the result while the command is running, so that a command that fails leaves no result
-    template: Path  # the command that the result is of, with the word `RESULT` in place of the path of the result
+    command: Path  # the command that the result is of, with the word `RESULT` in place of the path of the result
     log: Path  # the output of the command
 
     @classmethod
@@ -172,7 +172,7 @@ class PartFiles(NamedTuple):
         return cls(
             result=folder / f"{part}.json",
             unfinished=folder / f"{part}.new",
-            template=folder / f"{part}.command",
+            command=folder / f"{part}.command",
             log=folder / f"{part}.log",
         )
 
@@ -180,38 +180,47 @@ class PartFiles(NamedTuple):
 def run_part(part: str, args: argparse.Namespace) -> bool:
     """Runs a part, unless the folder of the results has a result of the same command already.
 
+    The command first writes its result to an unfinished file. This file becomes the result when the command has
+    succeeded, so a command that fails leaves no result.
+
     Args:
-        part: the name of the part; ``step-simple+kernels`` is ``step-simple`` with the Triton kernels.
-        args: the command line's flags.
+        part: the name of the part, such as "step-simple", or "step-simple+kernels" with the Triton kernels.
+        args: the command line's flags. With --dry, the command works on smaller sizes, and has a result too.
 
     Returns:
         whether the part has a result now.
     """
     files = PartFiles.in_folder(args.out, part)
-    # The command without the path of its result. So the folder of the results may be moved, and its results still fit.
-    template = list_commands(args)[part.removesuffix("+kernels")]
-    if has_result(files, template):
+    # The kernels are switched on by an environment variable, so both parts have the same command. In this command, the
+    # word "OUT" stands in the place of the file of the result.
+    part_without_kernels = part.removesuffix("+kernels")
+    command_with_placeholder = list_commands(args)[part_without_kernels]
+    if has_result(files, command_with_placeholder):
         print(f"{part}: has a result in {files.result}")
         return True
-    prepare_files(files, template)
-    command = fill_in_result(template, files.unfinished)
+    remove_results(files)  # of another command, or of a run that was stopped
+    record_command(files, command_with_placeholder)  # By this, `has_result` knows the command of the result.
+
+    command = fill_in_result(command_with_placeholder, files.unfinished)
     print(f"{part}: {sys.executable} {' '.join(command)}", flush=True)
     problem = run_python(command, with_kernels=uses_kernels(part), dry=args.dry, log=files.log)
     if problem:
         print(f"{part}: {problem}; its output is in {files.log}")
         return False
-    finish_result(files, command)
+    if not files.unfinished.exists():  # The command was pytest, which writes no result.
+        write_summary(files, command)
+    files.unfinished.rename(files.result)
     return True
 
 
-def fill_in_result(template: list[str], result: Path) -> list[str]:
+def fill_in_result(command_with_placeholder: list[str], result: Path) -> list[str]:
     """Returns a command with the path of its result: ["step.py", "--out", "OUT"] -> ["step.py", "--out", "a.new"].
 
     Args:
-        template: the command with the word `RESULT`, which is "OUT", in place of the path.
+        command_with_placeholder: the command with the word `RESULT`, which is "OUT", in place of the path.
         result: the path, which is a.new in the example.
     """
-    return [str(result) if word == RESULT else word for word in template]
+    return [str(result) if word == RESULT else word for word in command_with_placeholder]
 
 
 def uses_kernels(part: str) -> bool:
@@ -219,18 +228,15 @@ def uses_kernels(part: str) -> bool:
     return part.endswith("+kernels") or part == "correct"
 
 
-def prepare_files(files: PartFiles, template: list[str]) -> None:
-    """Removes the results that an earlier run of a part has left, and writes the template of its command to a file."""
-    files.result.unlink(missing_ok=True)  # the result of another command
+def remove_results(files: PartFiles) -> None:
+    """Removes the results that an earlier run of a part has left, finished or not."""
+    files.result.unlink(missing_ok=True)
     files.unfinished.unlink(missing_ok=True)
-    files.template.write_text(" ".join(template))
 
 
-def finish_result(files: PartFiles, command: list[str]) -> None:
-    """Gives the result of a command that has succeeded its final name."""
-    if not files.unfinished.exists():  # pytest writes no result
-        write_summary(files, command)
-    files.unfinished.rename(files.result)
+def record_command(files: PartFiles, command_with_placeholder: list[str]) -> None:
+    """Writes the command of a part to a file. It has no path of a result, so the folder of the results may be moved."""
+    files.command.write_text(" ".join(command_with_placeholder))
 
 
 def write_summary(files: PartFiles, command: list[str]) -> None:
@@ -243,11 +249,12 @@ def write_summary(files: PartFiles, command: list[str]) -> None:
     files.unfinished.write_text(json.dumps({"command": command, "summary": last_lines}, indent=2))
 
 
-def has_result(files: PartFiles, template: list[str]) -> bool:
-    """Returns whether there is a result, and whether it is the result of the command with this template."""
-    if not files.result.exists() or not files.template.exists():
+def has_result(files: PartFiles, command_with_placeholder: list[str]) -> bool:
+    """Returns whether there is a result, and whether it is the result of this command."""
+    if not files.result.exists() or not files.command.exists():
         return False
-    return files.template.read_text() == " ".join(template)
+    recorded_command = files.command.read_text()
+    return recorded_command == " ".join(command_with_placeholder)
 
 
 def run_python(command: list[str], with_kernels: bool, dry: bool, log: Path) -> str:

@@ -152,22 +152,36 @@ def fake_gpu(with_kernels: bool, on_launch: OnLaunch, on_fused_attention: OnCall
 def replace_kernels(with_kernels: bool, on_launch: OnLaunch) -> Iterator[None]:
     """During the body, calls `on_launch` in place of each launch of a Triton kernel, as if a GPU supported all kernels.
 
-    `with_kernels`: whether the kernels are switched on. Otherwise none is launched.
+    Args:
+        with_kernels: whether the kernels are switched on. Otherwise none is launched.
+        on_launch: is called with what `kernels.run` gets: a launch and the kernel's tensors.
     """
-
-    def pretend_to_load(plan: Any, _tensors: Any) -> bool:
-        """Takes the place of kernels.load, which compiles the kernels of a plan and checks them on a GPU."""
-        plan.is_loaded = True
-        return True
-
-    def pretend_to_fit(*_: Any) -> bool:
-        """Takes the place of kernels.device_fits, which returns whether a GPU is new enough."""
-        return True
-
-    switch = "1" if with_kernels else "0"  # the value of the environment variable that switches the kernels on or off
-    # kernels.run launches a kernel.
-    with mock.patch.multiple(kernels, SWITCH=switch, device_fits=pretend_to_fit, load=pretend_to_load, run=on_launch):
+    # The kernels are used if the constant SWITCH is "1". It has the value of the environment variable that users set.
+    switch = "1" if with_kernels else "0"
+    set_switch = mock.patch.object(kernels, "SWITCH", switch)
+    # `device_fits` returns whether a GPU is new enough for the kernels. There is no GPU, so it would return False.
+    pretend_that_gpu_fits = mock.patch.object(kernels, "device_fits", return_true)
+    # `load` compiles the kernels of a computation and checks them, for which it needs a GPU.
+    skip_compilation = mock.patch.object(kernels, "load", mark_as_loaded)
+    # `run` launches a compiled kernel.
+    replace_launches = mock.patch.object(kernels, "run", on_launch)
+    with set_switch, pretend_that_gpu_fits, skip_compilation, replace_launches:
         yield
+
+
+def return_true(*_: Any) -> bool:
+    """Returns True, whatever the arguments are."""
+    return True
+
+
+def mark_as_loaded(plan: Any, _: Any) -> bool:
+    """Takes the place of `kernels.load`: marks the kernels of a plan as loaded, and returns True, for success.
+
+    A plan has the kernels that attentions of one size need. `kernels.load` marks it in the same way, so that the next
+    attention of this size does not load the kernels again.
+    """
+    plan.is_loaded = True
+    return True
 
 
 @contextlib.contextmanager
@@ -291,14 +305,10 @@ def make_source(sentences: int, length: int) -> dict[str, Tensor]:
 
 
 def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function:
-    """Returns a function whose time shows how long the CPU takes to start the work of a self-attention on a GPU.
+    """Returns a function that does what a CPU does to run a self-attention on a GPU. Its time is to be measured.
 
-    The returned function runs the attention forward and backward on the CPU, but chooses the code for a GPU:
-
-        code of this project        runs as on a GPU
-        launch of a Triton kernel   only builds the arguments of the launch
-        torch's fused attention     is left out
-        other operations of torch   run on the CPU, where they are fast with so small a batch
+    On a GPU, the CPU chooses how attention is computed and launches kernels. The returned function does this work
+    without a GPU: the attention believes that there is one, but nothing is launched.
 
     Args:
         name: ``stock`` or a variant.
@@ -309,8 +319,12 @@ def make_host_step(name: str, with_kernels: bool, repeats: int = 50) -> Function
 
     def step() -> None:
         """Runs the attention forward and backward, `repeats` times."""
-        # The two functions are called in place of a launch and of torch's fused attention.
-        with fake_gpu(with_kernels, on_launch=build_arguments, on_fused_attention=ignore_fused_attention):
+        # Two operations that need a GPU are replaced:
+        # - In place of launching a Triton kernel, `build_arguments` builds the arguments of the launch.
+        # - In place of torch's fused attention, `ignore_fused_attention` does nothing.
+        # The other operations of torch run on the CPU, where they take little time with a narrow attention.
+        pretended_gpu = fake_gpu(with_kernels, on_launch=build_arguments, on_fused_attention=ignore_fused_attention)
+        with pretended_gpu:
             for _ in range(repeats):
                 run_attention()
 

@@ -128,7 +128,12 @@ def limits_in_message(text: str) -> set[int]:
 
 def has_limit_of_synthesizer(message: str) -> bool:
     """Returns whether a message of fairseq has the ``--synth-max-length`` of a model of this process as its limit."""
-    return not limits_in_message(message).isdisjoint(known_limits)
+    return includes_limit_of_synthesizer(limits_in_message(message))
+
+
+def includes_limit_of_synthesizer(limits: set[int]) -> bool:
+    """Returns whether one of these limits is the ``--synth-max-length`` of a model of this process."""
+    return not limits.isdisjoint(known_limits)
 
 
 def explain_empty_dataset(text: str) -> str:

@@ -611,9 +611,8 @@ def find_words(where: str, text: str, words: str, number_before: int) -> Span:
 def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
     """Returns a text in which two spans have a mark before and after them, such as "* the cat * saw # her #".
 
-    If one span contains the other, the marks of the longer span are the outer marks. For example, in the text "her cat"
-    the spans {"*": "her cat", "#": "her"} are marked as "* # her # cat *". Spans of the same length cannot contain each
-    other, so it does not matter which of them counts as the longer one.
+    Marks are nested like brackets. For example, in the text "her cat" the spans {"*": "her cat", "#": "her"} are marked
+    as "* # her # cat *".
 
     Args:
         text: the text.
@@ -624,36 +623,20 @@ def mark_spans(text: str, spans: Mapping[str, Span]) -> str:
         """Returns the length of the span with a mark."""
         return spans[mark].end - spans[mark].start
 
-    shorter_mark, longer_mark = sorted(spans, key=length)
-    shorter = spans[shorter_mark]
-    longer = spans[longer_mark]
-    # Like brackets: the outer mark is opened first and closed last. This matters if both marks are at the same index,
-    # where they come in the order of these lists.
-    opening_marks = [Insertion(longer.start, f"{longer_mark} "), Insertion(shorter.start, f"{shorter_mark} ")]
-    closing_marks = [Insertion(shorter.end, f" {shorter_mark}"), Insertion(longer.end, f" {longer_mark}")]
-    # If one span ends where the other begins, it is closed before the other is opened.
-    return insert(text, [*closing_marks, *opening_marks])
-
-
-class Insertion(NamedTuple):
-    """A text that is inserted into another text."""
-
-    before: int  # the index of the character before which it is inserted
-    inserted: str
-
-
-def insert(text: str, insertions: Sequence[Insertion]) -> str:
-    """Returns a text with insertions: for "abcd", "-" at index 1 and "+" at index 3, this is "a-bc+d".
-
-    Insertions at the same index keep the order that they have in the list.
-    """
-    parts: list[str] = []
-    start = 0  # the index of the text after the last insertion
-    for insertion in sorted(insertions, key=lambda insertion: insertion.before):
-        parts += [text[start : insertion.before], insertion.inserted]
-        start = insertion.before
-    parts.append(text[start:])
-    return "".join(parts)
+    shorter_first = sorted(spans, key=length)
+    longer_first = list(reversed(shorter_first))
+    marked = ""
+    for index in range(len(text) + 1):  # the places before each character, and the end of the text
+        # If one span ends where the other begins, it is closed before the other is opened.
+        for mark in shorter_first:  # If both spans end here, the inner one is closed first.
+            if spans[mark].end == index:
+                marked += f" {mark}"
+        for mark in longer_first:  # If both spans begin here, the outer one is opened first.
+            if spans[mark].start == index:
+                marked += f"{mark} "
+        if index < len(text):
+            marked += text[index]
+    return marked
 
 
 def read_multirc(corpus: Corpus, path: Path) -> Rows:

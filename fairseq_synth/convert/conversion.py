@@ -202,25 +202,20 @@ def has_synthesizing_functions(loaded: Loaded) -> bool:
 def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | None) -> int:
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
-    It is the value of ``--max-length``, or without the flag the largest allowed value. But it is never less than a row
-    of text that the training reads, because a model that takes only shorter rows could not continue the training. Two
-    examples, in both of which the longest sentence that was read has 40 tokens:
-
-        the training reads    --max-length 30    --max-length 50    without the flag
-        sentences             30                 error              40
-        rows of 64 tokens     64                 64                 64
-
     Args:
         loaded: the old model.
-        longest_read: number of tokens in the longest sentence over which attention was averaged. The constants of
-            later positions are unknown.
+        longest_read: number of tokens in the longest sentence over which attention was averaged.
         max_length_flag: the value of ``--max-length``, or None.
 
     Raises:
-        SynthesizerError: ``--max-length`` is larger than the longest sentence, and larger than a row.
+        SynthesizerError: ``--max-length`` is larger than allowed.
     """
-    row_length = find_row_length(loaded.cfg)  # 0 if the training reads sentences
-    largest_allowed = max(longest_read, row_length)
+    # A training may read rows of text with a fixed length instead of sentences. A model that takes only shorter rows
+    # could not continue this training.
+    least_needed = find_row_length(loaded.cfg)  # 0 if the training reads sentences
+    # How the model attends to positions after the longest sentence was not observed, so the new model takes none that
+    # is longer. Rows are the exception, because they are needed: their later positions get logits by distance.
+    largest_allowed = max(longest_read, least_needed)
     if max_length_flag is None:
         return largest_allowed
     if max_length_flag > largest_allowed:
@@ -229,23 +224,31 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
             f"{longest_read} tokens, so later positions are unknown; use at most {largest_allowed}, or "
             "relative_random, which accepts any length"
         )
-    return max(max_length_flag, row_length)
+    if max_length_flag < least_needed:
+        return least_needed
+    return max_length_flag
 
 
 def find_row_length(cfg: Any) -> int:
     """Returns the number of tokens in the longest row of text that a training may read; 0 if it reads sentences.
 
+    Language models, and encoders such as RoBERTa, read rows. Translation models read sentences.
+
     Args:
         cfg: fairseq's config of the training.
     """
-    tokens_per_sample: int = getattr(cfg.task, "tokens_per_sample", None) or 0  # 0: there is no such flag
-    max_positions: int = getattr(cfg.model, "max_positions", None) or 0  # 0: there is no such flag
-    is_encoder = max_positions > 0  # Only encoders, such as RoBERTa, have the flag --max-positions.
-    if is_encoder:
-        # A further training may have longer rows than this one, up to --max-positions.
-        return max(tokens_per_sample, max_positions)
-    is_language_model = tokens_per_sample > 0
-    if is_language_model:
-        adds_bos_token = getattr(cfg.model, "add_bos_token", False)  # one more token at the beginning of each row
-        return tokens_per_sample + 1 if adds_bos_token else tokens_per_sample
-    return 0  # a translation model
+    # Each of these flags belongs to some kinds of models only. For all others, it counts as 0.
+    row_length = read_number(cfg.task, "tokens_per_sample")  # of language models and encoders
+    if getattr(cfg.model, "add_bos_token", False):  # of language models
+        row_length += 1  # the additional token at the beginning of each row
+    # A further training of an encoder may have longer rows than this one, up to this flag.
+    longest_row_of_encoder = read_number(cfg.model, "max_positions")
+    return max(row_length, longest_row_of_encoder)
+
+
+def read_number(options: Any, name: str) -> int:
+    """Returns the value of a flag in a part of fairseq's config; 0 if there is no such flag, or if it is not set."""
+    value: int | None = getattr(options, name, None)
+    if value is None:
+        return 0
+    return value

@@ -66,7 +66,7 @@ def replace_heads(
     """Returns an attention in which some heads have another function.
 
     In the new attention, the heads may have another order, so that heads with the same functions are neighbours. Their
-    parts of all projections get this order too, so that the output of the attention does not depend on it. The comments
+    parts of all weights get this order too, so that the output of the attention does not depend on it. The comments
     show an example: head 2 of a Transformer's four heads gets the function ``random``.
 
     Args:
@@ -74,17 +74,24 @@ def replace_heads(
         attention: the old attention.
         replaced: the indices of the heads to replace.
         function: their new function.
-        parameters: {name: parameter of the new function, for all heads of the attention}.
+        parameters: {name: parameter of the new function, for all heads of the attention}. Only the parts of the
+            replaced heads are used.
     """
-    heads = order_heads(attention, replaced)  # 2, 0, 1, 3
-    groups = group_heads(attention, heads, function)  # head 2 with ``random``; 0, 1 and 3 with ``vanilla``
+    heads = list_heads(attention, replaced)  # 0, 1, 2, 3; each has the attribute `is_replaced`, which is True for 2
+    if not is_synthetic(attention.module):
+        # In fairseq's attention, the order of the heads does not matter. With this one, there are only two groups. In
+        # an attention of this plugin, a function such as ``dense`` reads the slice of the layer's input at the place of
+        # its head. So the heads must keep their places.
+        heads = put_replaced_heads_first(heads)  # 2, 0, 1, 3
+    groups = group_heads(attention, heads, function)  # head 2 with ``random``; heads 0, 1 and 3 with ``vanilla``
 
-    # The state dict has two parts: v_proj, out_proj and so on, and ``synthesizer.*``, the parameters of the functions.
+    # The keys of the functions' parameters begin with "synthesizer.". All others belong to v_proj, out_proj and so on.
     old_projections = {key: value for key, value in old_state.items() if not key.startswith("synthesizer.")}
-    old_functions = select_prefix(old_state, "synthesizer.")  # with keys that lack this prefix
     new_state = reorder_projections(old_projections, heads, head_dim=attention.module.head_dim)
-    new_functions = replace_functions(old_functions, attention, groups, parameters)
-    for key, value in new_functions.items():
+
+    old_parameters = select_prefix(old_state, "synthesizer.")  # with keys that lack this prefix
+    new_parameters = regroup_parameters(old_parameters, attention, groups, parameters)
+    for key, value in new_parameters.items():
         new_state[f"synthesizer.{key}"] = value
     return NewAttention(state=new_state, layer_spec=describe_groups(groups))  # "random:1/vanilla:3"
 
@@ -116,21 +123,8 @@ def reorder_projections(projections: dict[str, Tensor], heads: list[OldHead], he
     return new_projections
 
 
-def order_heads(attention: Attention, replaced: set[int]) -> list[OldHead]:
-    """Returns the heads of an attention in the order that they have in the new attention.
-
-    In an attention of this plugin, all heads keep their places, because these may matter: a function such as ``dense``
-    reads the slice of the layer's input at the place of its head. In an attention of fairseq, places do not matter. The
-    replaced heads come first there, so that the new attention has only two groups of heads.
-
-    Args:
-        attention: the old attention.
-        replaced: the indices of the heads that get the new function.
-    """
-    heads = list_heads(attention, replaced)
-    is_of_this_plugin = is_synthetic(attention.module)
-    if is_of_this_plugin:
-        return heads
+def put_replaced_heads_first(heads: list[OldHead]) -> list[OldHead]:
+    """Returns the heads that are replaced, and after them the heads that are kept."""
     replaced_heads = [head for head in heads if head.is_replaced]
     kept_heads = [head for head in heads if not head.is_replaced]
     return replaced_heads + kept_heads
@@ -202,25 +196,28 @@ def belong_together(first: OldHead, second: OldHead) -> bool:
     return first.group_index == second.group_index
 
 
-def replace_functions(
-    old_functions: dict[str, Tensor], attention: Attention, groups: list[NewGroup], parameters: dict[str, Tensor]
+def regroup_parameters(
+    old_parameters: dict[str, Tensor],
+    attention: Attention,
+    groups: list[NewGroup],
+    parameters_of_new_function: dict[str, Tensor],
 ) -> dict[str, Tensor]:
     """Returns the parameters of the functions in the new attention, as a state dict.
 
     The replaced heads get the parameters of the new function, and all other heads keep theirs.
 
     Args:
-        old_functions: the state dict of the functions in the old attention.
+        old_parameters: the state dict of the functions in the old attention.
         attention: the old attention.
         groups: the groups of heads in the new attention.
-        parameters: {name: parameter of the new function, for all heads of the attention}.
+        parameters_of_new_function: {name: parameter of the new function, for all heads of the attention}.
     """
     # A state dict for each group of heads, with keys such as ``components.random.R``.
-    states_of_old_groups = split_groups(old_functions, num_groups=len(attention.head_groups()))
+    states_of_old_groups = split_groups(old_parameters, num_groups=len(attention.head_groups()))
     states_of_new_groups = []
     for group in groups:
         if group.is_replaced:
-            new_state = select_new_parameters(group, parameters)
+            new_state = select_new_parameters(group, parameters_of_new_function)
         else:
             new_state = select_kept_parameters(group, states_of_old_groups[group.old_group_index])
         states_of_new_groups.append(new_state)

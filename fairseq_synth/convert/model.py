@@ -1,21 +1,20 @@
 """Builds the new model from the old one, and writes its checkpoint."""
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq import checkpoint_utils
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_REGISTRY
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from ..checkpoint_compatibility import select_prefix
-from ..inspect.attentions import Head, self_attentions
+from ..inspect.attentions import Attention, Head, self_attentions
 from ..inspect.checkpoints import Loaded, read_config
 from .conversion import Conversion
-from .heads import describe_groups, replace_heads
+from .heads import NewAttention, describe_groups, replace_heads
 
 # Entries of "extra_state" in a checkpoint that the new checkpoint must not have, because they belong to the old model
 # alone: its best loss, and averages of its weights.
@@ -70,34 +69,50 @@ def convert_weights(
 ) -> NewWeights:
     """Returns the weights of the new model, which may share tensors with the old model; the old model is not changed.
 
-    Only self-attentions with heads to replace get new weights.
-
     Args:
         model: the old model.
         conversion: the new function of each self-attention.
         parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
         heads: the heads to replace.
     """
-    state = dict(model.state_dict())
+    old_state = model.state_dict()
+    new_state = dict(old_state)
     layer_specs: dict[str, list[str]] = {}
-    for attention in self_attentions(model):
-        heads_to_replace = {head.number for head in heads if head.attention == attention.name}
-        if heads_to_replace:
-            # The keys of this attention, and of no other, begin with the prefix.
-            prefix = find_prefix(model, attention.module)
-            new_attention = replace_heads(
-                select_prefix(state, prefix),
-                attention=attention,
-                replaced=heads_to_replace,
-                function=conversion.functions[attention.name],
-                parameters=parameters[attention.name],
-            )
-            state = replace_entries(state, prefix, new_attention.state)
-            layer_spec = new_attention.layer_spec
-        else:
-            layer_spec = describe_groups(attention.head_groups())  # as in the old model
-        layer_specs.setdefault(attention.stack, []).append(layer_spec)
-    return NewWeights(state=state, layer_specs=layer_specs)
+    for attention in self_attentions(model):  # in each stack, layer by layer
+        prefix = find_prefix(model, attention.module)  # The keys of this attention, and of no other, begin with it.
+        old_attention_state = select_prefix(old_state, prefix)
+        new_attention = convert_attention(attention, old_attention_state, conversion, parameters, heads)
+        new_state = replace_entries(new_state, prefix, new_attention.state)
+        layer_specs.setdefault(attention.stack, []).append(new_attention.layer_spec)
+    return NewWeights(state=new_state, layer_specs=layer_specs)
+
+
+def convert_attention(
+    attention: Attention,
+    old_state: dict[str, Tensor],
+    conversion: Conversion,
+    parameters: dict[str, dict[str, Tensor]],
+    heads: Sequence[Head],
+) -> NewAttention:
+    """Returns a self-attention of the new model, which is that of the old model if none of its heads is replaced.
+
+    Args:
+        attention: the self-attention of the old model.
+        old_state: its state dict, which is not changed.
+        conversion: the new function of each self-attention.
+        parameters: {name of a self-attention: {name: parameter of its new function, for all heads}}.
+        heads: the heads to replace, of all self-attentions.
+    """
+    replaced = {head.number for head in heads if head.attention == attention.name}
+    if not replaced:
+        return NewAttention(state=old_state, layer_spec=describe_groups(attention.head_groups()))
+    return replace_heads(
+        old_state,
+        attention=attention,
+        replaced=replaced,
+        function=conversion.functions[attention.name],
+        parameters=parameters[attention.name],
+    )
 
 
 def find_prefix(model: nn.Module, module: nn.Module) -> str:
@@ -125,42 +140,36 @@ def make_config(
 ) -> dict[str, Any]:
     """Returns the new model's part of fairseq's config: {name of a flag: its value} for every flag of the new class.
 
-    A flag that describes the new functions, such as ``--synth-rank``, has their value. All other flags have the value
-    of the old model. If the old model has no such flag, they have the default of the new class.
-
     Args:
         loaded: the old model.
         conversion: the class of the new model, and its rank.
         layer_specs: {``encoder`` or ``decoder``: the value of ``--encoder-synthesizer`` for each of its layers}.
         max_length: ``--synth-max-length``.
     """
-    # The flags of the old model, and then those of the functions, which replace values of the old model.
-    settings = read_settings(loaded.cfg.model)  # a new dict
-    settings["synth_max_length"] = max_length
-    settings["synth_rank"] = conversion.rank
+    settings_of_functions: dict[str, Any] = {"synth_max_length": max_length, "synth_rank": conversion.rank}
     for stack, specs in layer_specs.items():
         flag = f"{stack}_synthesizer"  # encoder_synthesizer or decoder_synthesizer
-        settings[flag] = join_layer_specs(specs)
+        settings_of_functions[flag] = join_layer_specs(specs)
 
-    # Now every flag of the new class gets a value. But there may also be flags that only the old class has.
-    settings_with_defaults = add_defaults(settings, loaded, conversion.model_name)
-    flags_of_new_class = dataclasses.fields(MODEL_DATACLASS_REGISTRY[conversion.model_name])
-    cfg = {flag.name: settings_with_defaults[flag.name] for flag in flags_of_new_class}
+    # A flag of the functions has its new value, even if the old model has this flag already.
+    settings = {**read_settings(loaded.cfg.model), **settings_of_functions}
+    cfg = select_flags_of_class(settings, conversion.model_name, loaded.task)
     cfg["_name"] = conversion.model_name
     return cfg
 
 
-def add_defaults(settings: dict[str, Any], loaded: Loaded, new_model_name: str) -> dict[str, Any]:
-    """Returns the settings, and the default of each flag of the new model's class that is not among them.
+def select_flags_of_class(settings: dict[str, Any], model_name: str, task: Any) -> dict[str, Any]:
+    """Returns {name of a flag: its value} for every flag of a class of models, and for no other.
+
+    The value is that of the settings, or the default of the class if the settings lack the flag.
 
     Args:
-        settings: {name of a flag: its value}, which stays as it is.
-        loaded: the old model, for its task.
-        new_model_name: the name under which fairseq knows the class of the new model.
+        settings: {name of a flag: its value}, which may have flags that the class lacks.
+        model_name: the name under which fairseq knows the class.
+        task: the task of the model. The class refuses a task for other kinds of models.
     """
-    new_class: Any = MODEL_REGISTRY[new_model_name]
-    complete_settings = new_class.read_config(argparse.Namespace(**settings), loaded.task)
-    return dict(vars(complete_settings))
+    model_class: Any = MODEL_REGISTRY[model_name]
+    return dict(vars(model_class.read_config(argparse.Namespace(**settings), task)))
 
 
 def join_layer_specs(specs: list[str]) -> str:

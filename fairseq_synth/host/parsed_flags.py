@@ -6,7 +6,7 @@ from typing import Any
 
 import fairseq.options
 
-from .repairs import always_needed, repair
+from .repairs import Place, always_needed, register_replacement
 
 FlagFunction = Callable[[argparse.Namespace], None]
 
@@ -28,14 +28,14 @@ def repair_parsed_flags(
         versions: the versions of fairseq that have the symptom.
         is_needed: returns whether the installed fairseq, Python or torch needs the repair.
     """
-    register_replacement_of_parser = repair(
-        "parse_args_and_arch", fairseq.options, symptom=symptom, versions=versions, is_needed=is_needed
-    )
+    parser = Place(fairseq.options, "parse_args_and_arch")  # fairseq's function that parses a command line
 
     def register(repair_flags: FlagFunction) -> FlagFunction:
-        """Registers a replacement of fairseq's parser that calls `repair_flags`; returns `repair_flags` unchanged."""
-        parse_and_repair = call_after_parsing(repair_flags)
-        register_replacement_of_parser(parse_and_repair)
+        """Registers the decorated function with the arguments of the decorator, and returns it unchanged."""
+        parse_and_repair = call_after_parsing(repair_flags)  # takes the place of the parser
+        register_replacement(
+            parse_and_repair, places=(parser,), symptom=symptom, versions=versions, is_needed=is_needed
+        )
         return repair_flags
 
     return register

@@ -132,12 +132,31 @@ def repair(
 
     def register(function: Any) -> Any:
         """Registers the decorated function with the arguments of `repair`, and returns it unchanged."""
-        apply = functools.partial(replace_if_needed, places=places, function=function, is_needed=is_needed)
-        # The name of the decorated function is the name by which users switch the repair off.
-        REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply, places=places)
+        register_replacement(function, places, symptom=symptom, versions=versions, is_needed=is_needed)
         return function
 
     return register
+
+
+def register_replacement(
+    function: Callable[..., Any],
+    places: tuple[Place, ...],
+    symptom: str,
+    versions: str,
+    is_needed: Callable[[], bool],
+) -> None:
+    """Registers a repair: a function that takes the place of functions of fairseq, torch or Python.
+
+    Args:
+        function: the function. It gets the original as its first argument. Its name is the name by which users switch
+            the repair off.
+        places: where the functions are that it replaces.
+        symptom: what goes wrong in fairseq without the repair; Markdown, without a full stop.
+        versions: the versions of fairseq that have the symptom.
+        is_needed: returns whether the installed fairseq, Python or torch needs the repair.
+    """
+    apply = functools.partial(replace_if_needed, places=places, function=function, is_needed=is_needed)
+    REPAIRS[function.__name__] = Repair(symptom=symptom, versions=versions, apply=apply, places=places)
 
 
 def replace_if_needed(places: tuple[Place, ...], function: Callable[..., Any], is_needed: Callable[[], bool]) -> bool:
@@ -206,28 +225,36 @@ def check_switch() -> None:
     raise SynthesizerError(f"{SWITCH}={os.environ[SWITCH]}: use all, or names separated by commas, from {names}")
 
 
-def repair_names(function: Callable[..., Any]) -> tuple[str, ...]:
+def has_repair(function: Callable[..., Any], name: str) -> bool:
+    """Returns whether a function is a replacement that the repair with this name has made.
+
+    It is, too, if further repairs have replaced that replacement.
+    """
+    return name in names_of_repairs(function)
+
+
+def names_of_repairs(function: Callable[..., Any]) -> tuple[str, ...]:
     """Returns the names of the repairs that have replaced a function, the first one first; () for an original."""
     names: tuple[str, ...] = getattr(function, MARK, ())
     return names
 
 
-def set_repair_names(replacement: Callable[..., Any], names: tuple[str, ...]) -> None:
-    """Marks a function as the replacement that these repairs have made, for `repair_names`."""
-    setattr(replacement, MARK, names)
+def mark_repair(replacement: Callable[..., Any], name: str, original: Callable[..., Any]) -> None:
+    """Marks a function as the replacement that a repair has made, for `has_repair`.
+
+    Args:
+        replacement: the function, which gets an attribute.
+        name: the name of the repair.
+        original: the function that is replaced. Its own marks are kept, if an earlier repair has made it.
+    """
+    setattr(replacement, MARK, (*names_of_repairs(original), name))
 
 
 def replace(place: Place, function: Callable[..., Any]) -> bool:
     """Replaces a function of fairseq by `function`, which gets the original as an additional first argument.
 
-    Several repairs may replace the same function. The original of a later one is what the earlier one has put there.
-    For example, after the repairs `check_best_metric` and `resume_patience`, ``load_checkpoint`` is called like this:
-
-        load_checkpoint(cfg, trainer)  calls resume_patience(A, cfg, trainer), which calls A(cfg, trainer)
-        A(cfg, trainer)                calls check_best_metric(B, cfg, trainer), which calls B(cfg, trainer)
-        B                              is fairseq's own load_checkpoint
-
-    A repair is not made a second time, for example if this package is reloaded or loaded under another name.
+    If several repairs replace the same function, then the original of a later one is the replacement that the earlier
+    one has made. So all of them are called, the last one first, and fairseq's own function at the end.
 
     Args:
         place: where the function of fairseq is.
@@ -236,12 +263,11 @@ def replace(place: Place, function: Callable[..., Any]) -> bool:
     Returns:
         True if the function was replaced now, False if this repair had been made before.
     """
-    original = place.function()  # In the example, B for `check_best_metric`, and A for `resume_patience`.
-    earlier_repairs = repair_names(original)  # () of B, and ("check_best_metric",) of A
-    if function.__name__ in earlier_repairs:
-        return False
+    original = place.function()
+    if has_repair(original, function.__name__):
+        return False  # For example, this package has been reloaded, or loaded under another name.
     replacement = pass_original(function, original)
-    set_repair_names(replacement, (*earlier_repairs, function.__name__))
+    mark_repair(replacement, function.__name__, original)
     place.set_function(replacement)
     return True
 

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .attentions import attentions
-from .checkpoints import Batch, Loaded, batches, readable
+from .checkpoints import Loaded, batches, readable
 from .histograms import add_histograms
 from .inspection import Inspection, Options, Results, round_floats
 from .parts import attention as attention_part
@@ -43,18 +43,6 @@ PARTS = {
 }
 
 
-class InspectedData(NamedTuple):
-    """The sentences of an inspection, and the loss of the model on them; see the fields of `Inspection`."""
-
-    sentence_indices: list[int]
-    batches: list[Batch]
-    loss: float
-    pass_seconds: float
-
-
-WITHOUT_DATA = InspectedData(sentence_indices=[], batches=[], loss=0.0, pass_seconds=0.0)
-
-
 def analyse(loaded: Loaded, options: Options) -> Results:
     """Inspects a checkpoint and returns all results.
 
@@ -76,51 +64,78 @@ def analyse(loaded: Loaded, options: Options) -> Results:
 
 
 def begin(loaded: Loaded, options: Options) -> Inspection:
-    """Begins the inspection of a checkpoint, and returns it with the results that every inspection has.
+    """Begins the inspection of a checkpoint, and returns it with the results that every inspection has."""
+    if loaded.data is None:
+        return begin_without_data(loaded, options)
+    return begin_with_data(loaded, options)
 
-    These are the settings of the training and histograms of the parameters. With data there is the loss, too. Without
-    data there are the weights of those attentions whose weights do not depend on the input.
+
+def begin_with_data(loaded: Loaded, options: Options) -> Inspection:
+    """Begins the inspection of a checkpoint with data.
+
+    The results are the settings of the training, histograms of the parameters, and the loss on the data.
     """
     initial_model = loaded.build_initial_model()
-    trained_parameters = collect_parameters(loaded.model)
-    initial_parameters = {} if initial_model is None else collect_parameters(initial_model)
-    attention_results = describe_attentions(loaded.model)
-    # This and `measure_without_data` add their results to those of each attention, in place.
-    add_histograms(attention_results, "parameters", trained_parameters, initial_parameters)
-    results: Results = {"checkpoint": describe_checkpoint(loaded), "attentions": attention_results}
-    if loaded.data is None:
-        sentences = WITHOUT_DATA
-        attention_part.measure_without_data(attention_results, loaded.model, options.positions)
-    else:
-        sentences = read_data(loaded, options)
-        results["data"] = {"subset": options.subset, "sentences": len(sentences.sentence_indices)}
-        results["loss"] = round_floats(sentences.loss)
-    return Inspection(
-        loaded=loaded,
-        initial_model=initial_model,
-        options=options,
-        results=results,
-        sentence_indices=sentences.sentence_indices,
-        batches=sentences.batches,
-        loss=sentences.loss,
-        pass_seconds=sentences.pass_seconds,
-    )
-
-
-def read_data(loaded: Loaded, options: Options) -> InspectedData:
-    """Reads the sentences of an inspection, and measures the loss on them and how long that takes.
-
-    Args:
-        loaded: the checkpoint's model, with data.
-        options: the options, which choose the split and the number of sentences.
-    """
+    attention_results = describe_attentions_and_parameters(loaded.model, initial_model)
     sentence_indices = readable(loaded, options.subset, options.sentences)
     data_batches = batches(loaded, options.subset, sentence_indices)
     start = time.perf_counter()
     loss_in_bits = loss(loaded, data_batches)
     pass_seconds = time.perf_counter() - start
     logger.info(f"{loaded.path}: {len(sentence_indices)} sentences of {options.subset}")
-    return InspectedData(sentence_indices, data_batches, loss_in_bits, pass_seconds)
+    results: Results = {
+        "checkpoint": describe_checkpoint(loaded),
+        "attentions": attention_results,
+        "data": {"subset": options.subset, "sentences": len(sentence_indices)},
+        "loss": round_floats(loss_in_bits),
+    }
+    return Inspection(
+        loaded=loaded,
+        initial_model=initial_model,
+        options=options,
+        results=results,
+        sentence_indices=sentence_indices,
+        batches=data_batches,
+        loss=loss_in_bits,
+        pass_seconds=pass_seconds,
+    )
+
+
+def begin_without_data(loaded: Loaded, options: Options) -> Inspection:
+    """Begins the inspection of a checkpoint without data.
+
+    The results are the settings of the training, histograms of the parameters, and the weights of those attentions
+    whose weights do not depend on the input.
+    """
+    initial_model = loaded.build_initial_model()
+    attention_results = describe_attentions_and_parameters(loaded.model, initial_model)
+    results_of_weights = attention_part.measure_without_data(loaded.model, options.positions)
+    for name, results_of_attention in results_of_weights.items():
+        attention_results[name].update(results_of_attention)
+    return Inspection(
+        loaded=loaded,
+        initial_model=initial_model,
+        options=options,
+        results={"checkpoint": describe_checkpoint(loaded), "attentions": attention_results},
+        sentence_indices=[],
+        batches=[],
+        loss=0.0,
+        pass_seconds=0.0,
+    )
+
+
+def describe_attentions_and_parameters(model: nn.Module, initial_model: nn.Module | None) -> dict[str, Results]:
+    """Returns {name of an attention: its results}: those of `describe_attentions`, and histograms of its parameters.
+
+    Args:
+        model: the trained model.
+        initial_model: the model before its training; None if it is not known.
+    """
+    attention_results = describe_attentions(model)
+    trained_parameters = collect_parameters(model)
+    initial_parameters = {} if initial_model is None else collect_parameters(initial_model)
+    add_histograms(attention_results, "parameters", trained_parameters, initial_parameters)
+    return attention_results
 
 
 def describe_checkpoint(loaded: Loaded) -> Results:

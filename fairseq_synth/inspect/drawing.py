@@ -58,6 +58,15 @@ class Margins(NamedTuple):
         """
         return self.top + self.bottom + panel_heights + (num_rows - 1) * self.between_rows
 
+    def picture_width(self, panel_widths: float, num_columns: int) -> float:
+        """Returns the width of a picture in inches.
+
+        Args:
+            panel_widths: the sum of the widths of all columns of panels, in inches.
+            num_columns: the number of these columns.
+        """
+        return self.left + self.right + panel_widths + (num_columns - 1) * self.between_columns
+
     def width_left_for_panels(self, picture_width: float, num_columns: int) -> float:
         """Returns how wide all columns of panels are together, in inches: what the white space leaves of a picture."""
         return picture_width - self.left - self.right - (num_columns - 1) * self.between_columns

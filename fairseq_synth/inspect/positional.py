@@ -92,16 +92,21 @@ def continue_rows(by_position: Tensor, by_distance: Tensor) -> Tensor:
 def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
     """Returns the logits by position, and by distance, under which the observed attention weights are most likely.
 
-    Both are found by maximum likelihood, as in a logistic regression. For a sentence of n tokens with the observed
-    weights a, and the first n rows and columns S of the logits, the log-likelihood is the sum of
-    ``a_ij log softmax(S)_ij`` over all cells. It is summed over all sentences.
+    Both are found by maximum likelihood, as in a logistic regression. All sentences have the same logits S (H, T, T).
+    A sentence of n tokens has the first n rows and columns of S. If it has the observed weights a, its log-likelihood
+    is the sum of ``a_ij log softmax(S)_ij`` over its cells, which is
+
+        sum of a_ij S_ij over all cells - sum of log(sum of exp(S_ij) over row i) over all rows
+
+    The first part depends only on the weights, and the second part only on n. So all that matters of many sentences is
+    the sum of their weights, and how many of them have each length.
 
     Args:
-        weights: the observed weights of all sentences, of up to T tokens. Their sum and their count are read here.
+        weights: the observed weights of all sentences, of up to T tokens.
         causal: True if row i sees no column after i; the logits of these columns are 0.
     """
-    total = weights.total.double()  # (H, T, T)
-    sentences_of_length = count_sentences(weights)  # (T,)
+    total = weights.total.double()  # (H, T, T), the sum of the weights of all sentences
+    sentences_of_length = count_sentences(weights)  # (T,), how many sentences have 1, 2, ... T tokens
     return Constants(
         by_position=fit_by_position(total, sentences_of_length, causal),
         by_distance=fit_by_distance(total, sentences_of_length, causal),
@@ -186,9 +191,8 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool,
     """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
     The fit works on scores, which are exp(logits). So an attention weight is its score divided by the sum of its row.
-    All scores of visible cells begin as 1. Each step of `improve_scores` makes the observed weights more likely. The
-    fit ends when no score of a visible cell changes by more than `FIT_TOLERANCE`, relative to its size. Hidden cells,
-    which their row does not see, have the score 0 all the time, and add nothing to the sum of the row.
+    All scores begin as 1. The scores are improved again and again, until none of them changes by more than
+    `FIT_TOLERANCE`, relative to its size.
 
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
@@ -199,19 +203,21 @@ def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool,
     Returns:
         (H, T, T), -inf where a row does not see a column.
     """
-    visible = visible_cells(total.size(-1), causal)  # (T, T)
-    hidden = ~visible
-    scores = torch.ones_like(total).masked_fill(hidden, 0.0)  # (H, T, T)
+    hidden = ~visible_cells(total.size(-1), causal)  # (T, T), True where a row does not see a column
+    scores = torch.ones_like(total).masked_fill(hidden, 0.0)  # (H, T, T), always 0 in hidden cells
     for _ in range(FIT_STEPS):
-        earlier_scores = scores
-        improved_scores = improve_scores(earlier_scores, total, sentences_of_length, by_distance)
-        scores = improved_scores.masked_fill(hidden, 0.0)
-        changes = (scores - earlier_scores).abs()
-        is_small_change = changes <= FIT_TOLERANCE * earlier_scores
-        has_converged = bool(is_small_change[:, visible].all())
-        if has_converged:
+        improved_scores = improve_scores(scores, total, sentences_of_length, by_distance).masked_fill(hidden, 0.0)
+        is_finished = are_close(scores, improved_scores)
+        scores = improved_scores
+        if is_finished:
             break
-    return scores.log().masked_fill(hidden, -torch.inf)
+    return scores.log()  # the logarithm of 0 is -inf
+
+
+def are_close(scores: Tensor, improved_scores: Tensor) -> bool:
+    """Returns whether no score changes by more than `FIT_TOLERANCE`, relative to its size."""
+    changes = (improved_scores - scores).abs()
+    return bool((changes <= FIT_TOLERANCE * scores).all())
 
 
 def sum_diagonals(matrix: Tensor) -> Tensor:
@@ -220,82 +226,60 @@ def sum_diagonals(matrix: Tensor) -> Tensor:
 
 
 def improve_scores(scores: Tensor, total: Tensor, sentences_of_length: Tensor, by_distance: bool) -> Tensor:
-    """Does one step of the fit of `most_likely_logits`, and returns the new scores (H, T, T).
+    """Returns better scores: the observed attention weights are at least as likely under them as under the old ones.
 
-    With the best scores, the attention weights of a cell, summed over all sentences, are as large as observed:
+    A sentence has the attention weight ``score / row sum`` in each of its cells. With the best scores, these weights
+    are as large as observed, if they are summed over all sentences that have the cell:
 
-        observed = sum over sentences (score / row sum) = score * sum over sentences (1 / row sum)
+        score * sum of (1 / row sum) over the sentences = sum of the observed weights over the sentences
 
-    So the new score is observed / sum over sentences (1 / row sum). As the row sums are those of the old scores, one
-    step is not enough. For example, for one sentence, and a row with the observed weights [0.2, 0.8]:
-
-        old scores                [1, 1]        the row sum is 2
-        observed / (1 / 2)        [0.4, 1.6]
-        new scores                [0.25, 1]     divided by the largest one; their weights are [0.2, 0.8]
-
-    No step makes the observed weights less likely (Hunter 2004, MM algorithms for generalized Bradley-Terry models,
-    section 5).
+    This equation is solved for the score, with the row sums of the old scores. The new scores have other row sums, so
+    one step is not enough (Hunter 2004, MM algorithms for generalized Bradley-Terry models, section 5).
 
     Args:
         scores: the old scores, (H, T, T), 0 in hidden cells, which their row does not see.
-        total: the observed weights (H, T, T), summed over all sentences; 0 in hidden cells, so that the largest score
-            of a row is that of a visible cell.
+        total: the observed weights (H, T, T), summed over all sentences; 0 in hidden cells.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
         by_distance: whether all cells of a diagonal have the same score.
 
     Returns:
-        (H, T, T). The scores of hidden cells have no meaning.
+        (H, T, T), from `SMALLEST_SCORE` to 1. The scores of hidden cells have no meaning.
     """
-    observed = total
-    inverse_row_sums = sum_inverse_row_sums(scores, sentences_of_length)  # above 0: at least one sentence has T tokens
+    # (H, T, T), above 0 in all cells, because a sentence of T tokens has all of them
+    inverse_row_sums = sum_inverse_row_sums(scores, sentences_of_length)
+    # An attention weight stays the same if all scores of its row are divided by a number. The largest score becomes 1.
     if by_distance:
-        # The equation above then holds for the sums of both sides over a diagonal, whose score is the same.
-        observed = sum_diagonals(observed)
-        inverse_row_sums = sum_diagonals(inverse_row_sums)
-    return limit_scores(observed / inverse_row_sums, by_distance)
-
-
-def limit_scores(scores: Tensor, by_distance: bool) -> Tensor:
-    """Returns scores from SMALLEST_SCORE to 1, by dividing them by the largest one and raising those that are lower.
-
-    The attention weights do not change if a row of scores is divided by a number. So each row is divided by its largest
-    score, unless all cells of a diagonal have to keep the same score. Then all rows of a head are divided by the
-    largest score of the head.
-
-    Args:
-        scores: (H, T, T).
-        by_distance: whether all cells of a diagonal have the same score.
-    """
-    largest_of_row = scores.amax(dim=-1, keepdim=True)  # (H, T, 1)
-    if by_distance:
-        largest = largest_of_row.amax(dim=-2, keepdim=True)  # (H, 1, 1)
+        # The cells of a diagonal have one score. So both sides of the equation are summed over the diagonal, too.
+        new_scores = sum_diagonals(total) / sum_diagonals(inverse_row_sums)
+        # All rows of a head are divided by the same number. Otherwise, a diagonal would get several scores.
+        largest = new_scores.amax(dim=(-2, -1), keepdim=True)  # (H, 1, 1)
     else:
-        largest = largest_of_row
-    return (scores / largest).clamp(min=SMALLEST_SCORE)
+        new_scores = total / inverse_row_sums
+        largest = new_scores.amax(dim=-1, keepdim=True)  # (H, T, 1)
+    return (new_scores / largest).clamp(min=SMALLEST_SCORE)
 
 
 def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
-    """Returns for each cell the sum of 1 / (sum of its row) over all sentences that have the cell, (H, T, T).
+    """Returns for each cell (i, j) the sum of 1 / (sum of row i) over all sentences that have this cell, (H, T, T).
 
-    A sentence of n tokens has the first n rows and columns of the scores. The comments show an example: 3 sentences
-    have one token, 5 sentences have two tokens, and all scores are 1. Cell (0, 0) is in all sentences, so its result is
-    3 / 1 + 5 / 2 = 5.5. The other cells are only in the sentences of two tokens, so their result is 5 / 2 = 2.5.
+    A sentence of n tokens has the first n rows and columns of the scores. So its rows have different sums than those of
+    a longer sentence, and its cells are those with i < n and j < n.
 
     Args:
         scores: (H, T, T), 0 in hidden cells. Every row sees column 0, so that no sum is 0.
         sentences_of_length: how many sentences had 1, 2, ... T tokens, (T,).
     """
-    # Here, column n - 1 belongs to the sentences of n tokens: in row i, it has the sum of their row i.
-    row_sums = scores.cumsum(dim=-1)  # [[1, 2], [1, 2]]
-    # The sentences of n tokens have no row after row n - 1, so `triu` puts zeros below the diagonal.
-    inverses = (sentences_of_length / row_sums).triu()  # [[3 / 1, 5 / 2], [0, 5 / 2]]
-    # Cell (i, j) is in all sentences of j + 1 and more tokens. So the columns from j on are added.
-    return sum_from_right(inverses)  # [[5.5, 2.5], [2.5, 2.5]]
-
-
-def sum_from_right(matrix: Tensor) -> Tensor:
-    """Replaces each cell by the sum of its row from this cell to the end: [[1, 2, 3]] -> [[6, 5, 3]]."""
-    return matrix.flip(-1).cumsum(dim=-1).flip(-1)
+    num_heads, longest, _ = scores.shape
+    sums_of_first_columns = scores.cumsum(dim=-1)  # (H, T, T), cell (i, j): the sum of row i up to column j
+    result = torch.empty_like(scores)
+    of_rows = scores.new_zeros(num_heads, longest)  # (H, T), for each row: the sum over the sentences seen so far
+    for length in range(longest, 0, -1):  # the longest sentences first
+        last_column = length - 1
+        row_sums = sums_of_first_columns[:, :length, last_column]  # (H, length), in a sentence of this length
+        of_rows[:, :length] += sentences_of_length[last_column] / row_sums
+        # Of all sentences, those that have this column have been seen now: those of `length` and more tokens.
+        result[:, :, last_column] = of_rows
+    return result
 
 
 def sum_by_distance(matrix: Tensor) -> Tensor:

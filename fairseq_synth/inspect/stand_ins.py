@@ -93,23 +93,21 @@ def set_up_task_on_made_up_words(cfg: Any, sizes: dict[str, int]) -> Any:
     """Returns the task of a checkpoint with dictionaries of made-up words, which are as large as its embeddings.
 
     The task reads its dictionaries from files. Some tasks then add symbols of their own, such as a mask. How many they
-    add is known only after a task is set up, so it may have to be set up twice. For example, for an embedding of 100
-    tokens and a task that adds a mask:
-
-        first task     file with 100 entries    dictionary of 101 entries, so the task adds 1 symbol
-        second task    file with 99 entries     dictionary of 100 entries, as large as the embedding
+    add is known only after a task is set up. So if it has added symbols, it is set up again with smaller files. The
+    comments show an embedding of 100 tokens, and a task that adds one symbol.
 
     Args:
         cfg: the checkpoint's config. Its folder of data, and its languages if they are missing, are set here.
         sizes: {name of an embedding: number of tokens}, as `count_embeddings` returns it.
     """
     make_up_missing_languages(cfg.task)
-    first_task = set_up_task_on_files_of_size(cfg, sizes)
-    num_added_symbols = count_added_symbols(first_task, sizes)  # {"encoder.embed_tokens": 1} in the example
-    sizes_of_files = {embedding: size - num_added_symbols[embedding] for embedding, size in sizes.items()}
-    if sizes_of_files == sizes:
-        return first_task  # It has added no symbol.
-    return set_up_task_on_files_of_size(cfg, sizes_of_files)
+    first_task = set_up_task_on_files_of_size(cfg, sizes)  # The file has 100 entries, and the task's dictionary 101.
+    added = count_added_symbols(first_task, sizes)  # {"encoder.embed_tokens": 1}
+    has_added_symbols = any(number != 0 for number in added.values())
+    if not has_added_symbols:
+        return first_task
+    sizes_of_files = {embedding: size - added[embedding] for embedding, size in sizes.items()}  # 100 - 1 = 99
+    return set_up_task_on_files_of_size(cfg, sizes_of_files)  # The file has 99 entries, and the task's dictionary 100.
 
 
 def make_up_missing_languages(task_cfg: Any) -> None:

@@ -19,17 +19,13 @@ from ..repairs import repair
     versions="all versions",
 )
 def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model: Any, updates: Any = None) -> None:
-    """Replaces ``EMA._step_internal`` (``original``): moves the average of a tied weight once per update.
+    """Replaces ``EMA._step_internal`` (``original``): moves each average once per update.
 
     With ``--store-ema``, fairseq keeps an exponential moving average of each weight. After each update, this method
-    goes through the names in the model's state dict, and moves the average of each towards the weight. A tied weight
-    has several names, as with ``--share-all-embeddings``:
-
-        name                           weight   average
-        encoder.embed_tokens.weight    W        A
-        decoder.embed_tokens.weight    W        A         the same tensor, so that fairseq moves it twice
-
-    The replacement leaves out the second name.
+    goes through the names of all weights, and moves the average that has the same name. With
+    ``--share-all-embeddings``, one weight has two names, "encoder.embed_tokens.weight" and
+    "decoder.embed_tokens.weight", and usually they have the same average, too. Then fairseq moves it twice. The
+    replacement leaves out each name whose average has an earlier name.
 
     Args:
         original: fairseq's method.
@@ -37,28 +33,24 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
         new_model: the model after the update.
         updates: the number of updates.
     """
-    # The averages decide, not the weights: with --ema-fp32 and weights of 16 bits, each name of a tied weight has an
-    # average of its own, and all of them have to be moved.
-    averages = get_moved_averages(self)
+    averages = get_moved_averages(self)  # {name of a weight: its average}
     repeated_names = find_repeated_names(averages)  # {"decoder.embed_tokens.weight"} in the example
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
-    # fairseq's method reads nothing of a model but its state dict.
-    model_without_repeated_names = OnlyStateDict(weights)
-    original(self, model_without_repeated_names, updates)
+    # All that fairseq's method does with the model is to call its method `state_dict`.
+    original(self, ModelWithStateDict(weights), updates)
 
 
 def get_moved_averages(ema: EMA) -> dict[str, Tensor]:
-    """Returns {name of a weight: its average} for the averages that ``EMA._step_internal`` moves after an update.
-
-    These are the weights of a copy of the model, or with ``--ema-fp32`` copies of these in fp32.
-    """
+    """Returns {name of a weight: its average} for the averages that ``EMA._step_internal`` moves after an update."""
     if ema.config.ema_fp32:
+        # Copies in fp32. If the model itself is in fp16 or bf16, each name has a copy of its own, even if two names
+        # belong to one weight.
         return ema.fp32_params
-    return ema.model.state_dict()
+    return ema.model.state_dict()  # the weights of a copy of the model
 
 
-class OnlyStateDict:
-    """Takes the place of a model where only its state dict is read."""
+class ModelWithStateDict:
+    """Takes the place of a model. It has just one method, which returns some weights."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self.weights = weights

@@ -20,10 +20,10 @@ def resume_with_the_same_batches(
 ) -> Any:
     """Replaces ``FairseqTask.get_batch_iterator`` (``original``): a resumed run has the same batches as before.
 
-    fairseq calls this method when a training starts or is resumed. Usually it forms the batches once, and later epochs
-    use the same batches in another order. Which sentences are in a batch depends on the epoch in which they are formed.
-    For example, a run that is resumed in epoch 5 forms the batches of epoch 5. Without the interruption, it would still
-    use the batches of epoch 1. The replacement always forms the batches of epoch 1.
+    fairseq calls this method when a training starts or is resumed. Usually it divides the sentences into batches once,
+    and all later epochs use these batches in another order. But the division depends on the epoch in which it is made.
+    So if a run is resumed in epoch 5, its batches differ from those that it has used before, which were made in
+    epoch 1. The replacement makes the batches of epoch 1 in each case.
 
     Args:
         original: fairseq's method.
@@ -35,30 +35,29 @@ def resume_with_the_same_batches(
         fairseq's iterator over the batches.
     """
     current_epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
-    if current_epoch == 1:
-        return original(self, dataset, *args, **kwargs)  # The training is not resumed, or still in its first epoch.
-    if not forms_batches_for_all_epochs(self, dataset, arguments=kwargs):
-        return original(self, dataset, *args, **kwargs)
-    arguments_for_epoch_1 = {**kwargs, "epoch": 1}
-    iterator = original(self, dataset, *args, **arguments_for_epoch_1)
-    # The iterator has its list of batches now. It uses its epoch only to choose their order, and to count the epochs.
-    # Without this line, the training would start again with epoch 1.
-    iterator.epoch = current_epoch
-    return iterator
+    is_resumed = current_epoch != 1
+    if is_resumed and makes_batches_for_all_epochs(self, dataset, arguments=kwargs):
+        arguments_for_epoch_1 = {**kwargs, "epoch": 1}
+        iterator = original(self, dataset, *args, **arguments_for_epoch_1)
+        # The batches are made now. From here on, the iterator uses its epoch only to choose the order of the batches,
+        # and to count the epochs. Without this line, the training would start again with epoch 1.
+        iterator.epoch = current_epoch
+        return iterator
+    return original(self, dataset, *args, **kwargs)
 
 
-def forms_batches_for_all_epochs(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
-    """Returns whether a call of ``FairseqTask.get_batch_iterator`` forms batches that all later epochs use, too.
+def makes_batches_for_all_epochs(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
+    """Returns whether a call of ``FairseqTask.get_batch_iterator`` makes batches that all later epochs use, too.
 
     Args:
-        task: the task that forms the batches.
+        task: the task that makes the batches.
         dataset: the data set.
         arguments: the keyword arguments of the call.
     """
     has_batches_already = dataset in task.dataset_to_epoch_iter  # {data set: iterator over its batches}
     if has_batches_already:
         return False
-    # In each of the following cases, every epoch forms batches of its own.
+    # In each of the following cases, every epoch makes batches of its own.
     if arguments.get("disable_iterator_cache"):  # such as for sharded data
         return False
     if arguments.get("update_epoch_batch_itr"):

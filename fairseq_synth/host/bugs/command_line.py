@@ -64,34 +64,39 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
     versions="all versions",
 )
 def translate_one_shard(flags: argparse.Namespace) -> None:
-    """Lets ``fairseq-generate --num-shards N --shard-id I`` translate only part I of N, by other flags that it reads.
+    """Changes the flags in place: with ``--num-shards N --shard-id I``, fairseq-generate translates only part I of N.
 
-    fairseq-generate ignores these two flags. It divides the batches among ``--distributed-world-size`` processes, and
-    translates those of the process ``--distributed-rank``. These flags have no other effect on this command. So the
-    function sets them, as if the processes of all shards were one group.
+    fairseq-generate ignores these two flags. But it can divide its work among several processes: the process with the
+    number ``--distributed-rank``, of ``--distributed-world-size`` processes, translates only its share of the batches.
+    These flags have no other effect on this command. So they are set here, as if each shard were such a process.
 
-    Args:
-        flags: the parsed flags of the command, which are changed in place.
-
-    Raises:
-        SynthesizerError: the shard does not exist, or the command is fairseq-interactive (`check_shard`).
+    Raises SynthesizerError if the shard does not exist, or if the command is fairseq-interactive.
     """
-    is_translation_command = hasattr(flags, "beam")  # only fairseq-generate and fairseq-interactive have --beam
-    if not is_translation_command:
+    if not is_translation_command(flags):
         return
     num_shards = flags.num_shards
     shard_id = flags.shard_id
     is_whole_text = num_shards == 1 and shard_id == 0  # the defaults
     if is_whole_text:
         return
-    is_interactive = hasattr(flags, "buffer_size")  # only fairseq-interactive has --buffer-size
-    check_shard(num_shards, shard_id, is_interactive)
-    # Several processes may translate a shard together. The comments show process 1 of shard 2, for 3 shards with 2
-    # processes each. The processes of shard 0 have the ranks 0 and 1, those of shard 1 have 2 and 3, and so on.
+    check_shard(num_shards, shard_id, is_interactive_command(flags))
+    # A shard may be translated by several processes already. Then the processes of all shards are counted together.
+    # The comments show process 1 of shard 2, for 3 shards with 2 processes each.
     processes_per_shard = flags.distributed_world_size  # 2
     rank_in_shard = flags.distributed_rank or 0  # 1
-    flags.distributed_rank = shard_id * processes_per_shard + rank_in_shard  # 2 * 2 + 1 = 5
-    flags.distributed_world_size = num_shards * processes_per_shard  # 3 * 2 = 6
+    num_processes_of_earlier_shards = shard_id * processes_per_shard  # 4, which have the ranks 0 to 3
+    flags.distributed_rank = num_processes_of_earlier_shards + rank_in_shard  # 5
+    flags.distributed_world_size = num_shards * processes_per_shard  # 6
+
+
+def is_translation_command(flags: argparse.Namespace) -> bool:
+    """Returns whether parsed flags are those of fairseq-generate or fairseq-interactive, which alone have --beam."""
+    return hasattr(flags, "beam")
+
+
+def is_interactive_command(flags: argparse.Namespace) -> bool:
+    """Returns whether parsed flags are those of fairseq-interactive, which alone has --buffer-size."""
+    return hasattr(flags, "buffer_size")
 
 
 def check_shard(num_shards: int, shard_id: int, is_interactive: bool) -> None:

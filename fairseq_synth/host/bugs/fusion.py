@@ -19,14 +19,10 @@ from ...errors import SynthesizerError, explain, has_fairseq_command
 from ..repairs import repair
 
 
-class LastTranslation:
-    """Remembers the target dictionary of the translation model that this process has loaded last.
+class KeptDictionary:
+    """Keeps a dictionary from the call that loads a translation model to the call that loads its language model."""
 
-    fairseq-generate loads the translation model first. Then it loads the language model by a call that has no
-    translation task, and so no target dictionary.
-    """
-
-    target_dictionary: Dictionary | None = None
+    of_targets: Dictionary | None = None  # of the translation model that this process has loaded last
 
 
 @repair(
@@ -45,15 +41,11 @@ def load_language_model_with_target_words(
 ) -> Any:
     """Replaces ``fairseq.checkpoint_utils.load_model_ensemble`` (``original``): finds the words of a language model.
 
-    With ``--lm-path``, fairseq-generate calls this function twice:
-
-        load_model_ensemble([path of the translation model], arg_overrides=..., task=the translation task, ...)
-        load_model_ensemble([path of the language model], arg_overrides=..., task=None)
-
-    In the second call, fairseq looks for the dictionary of the language model in the translation data, which have no
-    file of its name, dict.txt. But the language model must have the same words as the targets of the translation model.
-    So the replacement remembers the target dictionary in the first call, and uses it in the second one. Every other
-    model is loaded as usual.
+    With ``--lm-path``, fairseq-generate calls this function first for the translation model, with the translation task,
+    and then for the language model, without a task. In the second call, fairseq looks for the dictionary of the
+    language model in the translation data, which have no file of its name, dict.txt. But the language model must have
+    the same words as the targets of the translation model. So the replacement keeps the dictionary of the targets in
+    the first call, and gives it to the language model in the second call.
 
     Args:
         original: fairseq's function.
@@ -63,15 +55,15 @@ def load_language_model_with_target_words(
         args, kwargs: the other arguments of fairseq's function.
     """
     if task is not None:
-        # This may be the first call.
-        LastTranslation.target_dictionary = get_target_dictionary(task)
+        # This is the first call, or a user's program loads some model, whose dictionary is not used later.
+        KeptDictionary.of_targets = get_target_dictionary(task)
         return original(filenames, arg_overrides, task, *args, **kwargs)
-    dictionary = LastTranslation.target_dictionary
+    dictionary = KeptDictionary.of_targets
     if dictionary is not None and is_called_by_fairseq_command():
-        # This is the second call, since it is the only one that a command of fairseq makes without a task.
+        # This is the second call. No command of fairseq makes any other call without a task.
         (path,) = filenames
         return load_language_model(path, dictionary=dictionary, overrides=arg_overrides or {})
-    # A user's program loads some model.
+    # A user's program loads some model without a task, which is loaded as usual.
     return original(filenames, arg_overrides, task, *args, **kwargs)
 
 

@@ -68,12 +68,14 @@ def pickle_choices() -> bool:
     Returns:
         True if pickle has been told now, False if it was told before.
     """
-    # To store an object, pickle looks for a function in this table under the type of the object. Here, the object is an
-    # enumeration, which is a class itself. The type of all of fairseq's enumerations is StrEnumMeta.
-    functions_by_type = copyreg.dispatch_table
-    if StrEnumMeta in functions_by_type:
+    # pickle chooses how to store an object by its type. Here, the object is a class, such as "Choices", and the type of
+    # a class is its metaclass. All enumerations of fairseq, and no other classes, have this one:
+    type_of_enumerations = StrEnumMeta
+    was_told_before = type_of_enumerations in copyreg.dispatch_table
+    if was_told_before:
         return False
-    functions_by_type[StrEnumMeta] = reduce_choices
+    # From now on, pickle calls `reduce_choices` with an enumeration, and stores the function call that it returns.
+    copyreg.pickle(type_of_enumerations, reduce_choices)
     return True
 
 

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor
 
-from ..repairs import custom_repair, repair, repair_names, set_repair_names
+from ..repairs import custom_repair, has_repair, mark_repair, repair
 
 
 @custom_repair(
@@ -18,7 +19,7 @@ from ..repairs import custom_repair, repair, repair_names, set_repair_names
     versions="all versions; fairseq's issue #5206",
 )
 def forbid_repeated_ngrams() -> bool:
-    """Replaces ``NGramRepeatBlock._no_repeat_ngram`` by the function `_no_repeat_ngram` of this module.
+    """Replaces fairseq's method ``NGramRepeatBlock._no_repeat_ngram`` by the function of the same name in this module.
 
     With ``--no-repeat-ngram-size``, fairseq should compare the last words of the output with all earlier parts of it.
     The output is at the beginning of a longer buffer. For example, the output "a b c a b" has 5 tokens in a buffer of
@@ -27,10 +28,10 @@ def forbid_repeated_ngrams() -> bool:
     Returns:
         True if the method was replaced now, False if it had been replaced before.
     """
-    names_of_repairs = repair_names(NGramRepeatBlock._no_repeat_ngram)  # () for fairseq's own method
-    if "forbid_repeated_ngrams" in names_of_repairs:
+    method = NGramRepeatBlock._no_repeat_ngram
+    if has_repair(method, "forbid_repeated_ngrams"):
         return False
-    set_repair_names(_no_repeat_ngram, ("forbid_repeated_ngrams",))
+    mark_repair(_no_repeat_ngram, "forbid_repeated_ngrams", original=method)  # for the next call of `has_repair`
     NGramRepeatBlock._no_repeat_ngram = _no_repeat_ngram
     return True
 
@@ -40,13 +41,8 @@ def forbid_repeated_ngrams() -> bool:
 def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
     """Forbids each next token that would complete an n-gram which the output already has.
 
-    For example, with n = 3 and the output "a b c a b":
-
-        n-grams of the output                    "a b c"   "b c a"   "c a b"
-        their beginnings, of n - 1 tokens        "a b"     "b c"     "c a"
-        is it "a b", as in the next n-gram?      yes       no        no
-
-    So the next token may not be the last one of "a b c".
+    For example, n is 3 and the output is "a b c a b". The next n-gram begins with "a b". So does the n-gram "a b c" of
+    the output. So the next token may not be "c".
 
     Args:
         self: fairseq's NGramRepeatBlock, which has n as ``no_repeat_ngram_size``.
@@ -60,21 +56,25 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
         `lprobs`.
     """
     n = self.no_repeat_ngram_size
-    if step < n:  # The output is too short to have an n-gram.
+    num_ngrams = step - n + 1  # 3 in the example: "a b c", "b c a" and "c a b"
+    if num_ngrams <= 0:
         return lprobs
-    # The comments at the ends of the lines show a single hypothesis, the example above.
     output = tokens[:, 1 : step + 1]  # (hypotheses, step): "a b c a b"
-    ngrams = output.unfold(1, n, 1)  # (hypotheses, n-grams, n): "a b c", "b c a", "c a b", which are one token apart
-    beginnings = ngrams[:, :, : n - 1]  # (hypotheses, n-grams, n - 1): "a b", "b c", "c a"
-    last_tokens = ngrams[:, :, n - 1]  # (hypotheses, n-grams): "c", "a", "b"
-    # The index -(n - 1) would be wrong for n = 1, where a beginning has no token: output[:, -0:] is the whole output.
-    next_beginning = output[:, step - (n - 1) :].unsqueeze(1)  # (hypotheses, 1, n - 1): "a b"
-    # If n is 1, beginnings have no tokens, so all are equal, and each token of the output is forbidden.
-    has_same_beginning = (beginnings == next_beginning).all(dim=2)  # (hypotheses, n-grams): True, False, False
-    # For each True: the number of its hypothesis, and the number of the n-gram there.
-    hypothesis, ngram = has_same_beginning.nonzero().unbind(dim=1)  # [0] and [0]
-    forbidden_tokens = last_tokens[hypothesis, ngram]  # "c"
-    lprobs[hypothesis, forbidden_tokens] = -math.inf
+    last_tokens = output[:, n - 1 :]  # (hypotheses, n-grams), the last token of each n-gram: "c", "a", "b"
+
+    # (hypotheses, n-grams): whether an n-gram begins like the next n-gram. Its n - 1 first tokens are compared one by
+    # one. If n is 1, nothing is compared, and each token of the output is forbidden.
+    has_same_beginning = torch.ones_like(last_tokens, dtype=torch.bool)
+    for place in range(n - 1):  # 0 and 1 in the example
+        tokens_of_ngrams = output[:, place : place + num_ngrams]  # "a", "b", "c"; then "b", "c", "a"
+        token_of_next_ngram = output[:, num_ngrams + place].unsqueeze(1)  # "a"; then "b"
+        has_same_beginning = has_same_beginning & (tokens_of_ngrams == token_of_next_ngram)
+
+    # The result of the example is True, False, False. Each True is given by the index of its hypothesis and the index
+    # of its n-gram there: [0] and [0].
+    hypotheses, ngrams = torch.where(has_same_beginning)
+    forbidden_tokens = last_tokens[hypotheses, ngrams]  # "c"
+    lprobs[hypotheses, forbidden_tokens] = -math.inf
     return lprobs
 
 
@@ -95,14 +95,10 @@ def penalize_groups_of_every_batch(
 ) -> Any:
     """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
 
-    The beam search calls this method once for each token of the output. With ``--diverse-beam-groups``, the method
-    uses `original_batch_idxs` as row numbers of a tensor that has a row for each sentence of the batch. But these are
-    the numbers of the sentences in the data set. So the replacement passes the row numbers in their place. For example,
-    if the sentences 6 and 7 are a batch, and sentence 6 is finished first:
-
-                               step 0    a later step
-        original_batch_idxs    [6, 7]    [7]             fairseq would look for row 7 of 2 rows
-        what is passed         [0, 1]    [1]
+    The beam search calls this method once for each token of the output, with the sentences that are not yet finished.
+    fairseq's method has a tensor with a row for each sentence of the batch. It takes `original_batch_idxs` for row
+    numbers of this tensor. But they are numbers of sentences in the data set, such as 6 and 7 for a batch of two. So
+    the replacement passes the row numbers, 0 and 1, in their place.
 
     Args:
         original: fairseq's method.
@@ -113,15 +109,16 @@ def penalize_groups_of_every_batch(
         prev_output_tokens: the output so far.
         original_batch_idxs: (sentences,), the numbers in the data set of the sentences that are not yet finished.
     """
-    if original_batch_idxs is None:
+    unfinished_sentences = original_batch_idxs
+    if unfinished_sentences is None:
         return original(self, step, lprobs, scores, prev_output_tokens, None)
-    is_first_step_of_batch = step == 0
-    if is_first_step_of_batch:
-        # No sentence is finished yet, so these are all sentences, in the order of their rows. They are kept for the
-        # later steps of the batch, which get only the unfinished ones.
-        self.sentence_of_each_row = original_batch_idxs  # [6, 7]
-    # In the example, sentence 7 has the row 1, because it is at place 1 of [6, 7].
-    rows = find_places(original_batch_idxs, among=self.sentence_of_each_row)
+    is_new_batch = step == 0
+    if is_new_batch:
+        # No sentence is finished yet, so these are all sentences of the batch, in the order of the rows. The later
+        # steps of this batch need them.
+        self.sentences_of_batch = unfinished_sentences  # [6, 7]
+    # At step 0, the rows are [0, 1]. When sentence 6 is finished, only [7] is left, which has the row [1].
+    rows = find_places(unfinished_sentences, among=self.sentences_of_batch)
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 
 

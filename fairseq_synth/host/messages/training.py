@@ -12,7 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fairseq.utils import resolve_max_positions
 
 from ...errors import SynthesizerError
-from ...lengths import hint_on_limits
+from ...lengths import hint_on_limits, includes_limit_of_synthesizer
 from ..repairs import repair
 
 
@@ -82,13 +82,6 @@ def has_own_batches(task: FairseqTask) -> bool:
 def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int | None) -> None:
     """Checks the lengths of one validation set; raises SynthesizerError if a sentence is too long.
 
-    The message consists of an advice, the problem, and a hint. The advice and the hint may be missing. For example:
-
-        advice     --synth-max-length: train with a larger one;
-        problem    --valid-subset valid: 2 sentences are too long, the first is number 7 (its tokens: 80, 75;
-                   max_positions=(64, 64)); shorten each, or skip this example with --skip-…
-        hint       ; 64 is this model's --synth-max-length: for longer sentences, …
-
     Args:
         dataset: the validation set.
         subset: its name in ``--valid-subset``.
@@ -100,21 +93,31 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
         return
     first = too_long[0]
     lengths = list_lengths(dataset, first)
+    limit_set = limits_as_set(limits)
+    # The first and the last part may be empty.
+    advice = advise_flag(max(lengths), max_tokens, has_synth_max_length=includes_limit_of_synthesizer(limit_set))
+    problem = describe_long_sentences(subset, count=len(too_long), first=first, lengths=lengths, limits=limits)
+    hint = hint_on_limits(limit_set)  # "; 64 is this model's --synth-max-length: longer sentences need …"
+    raise SynthesizerError(f"{advice}{problem}{hint}")
+
+
+def describe_long_sentences(subset: str, count: int, first: int, lengths: list[int], limits: Any) -> str:
+    """Returns how many sentences of a validation set are too long, which is the first one, and what a user can do.
+
+    Args:
+        subset: the name of the validation set in ``--valid-subset``.
+        count: how many sentences are too long.
+        first: the index of the first one, from 0.
+        lengths: its number of tokens, or those of its source and its target.
+        limits: the largest number of tokens of a sentence, or a pair of these for source and target.
+    """
     tokens = ", ".join(str(length) for length in lengths)
     # Scripts may look for "max_positions=..." and "skip this example with --skip-...", which are fairseq's own words.
-    problem = (
-        f"--valid-subset {subset}: {len(too_long)} sentences are too long, the first is number {first + 1} "
+    return (
+        f"--valid-subset {subset}: {count} sentences are too long, the first is number {first + 1} "
         f"(its tokens: {tokens}; max_positions={limits}); shorten each, or skip this example with "
         "--skip-invalid-size-inputs-valid-test"
     )
-    limit_set = limits_as_set(limits)  # {64} in the example
-    hint = hint_on_limits(limit_set)  # empty if no limit is the --synth-max-length of a model
-    exceeds_synth_max_length = hint != ""
-    advice = advise_flag(max(lengths), max_tokens, exceeds_synth_max_length)
-    message = f"{problem}{hint}"
-    if advice:
-        message = f"{advice}; {message}"
-    raise SynthesizerError(message)
 
 
 def limits_as_set(limits: Any) -> set[Any]:
@@ -129,21 +132,21 @@ def list_lengths(dataset: Any, index: int) -> list[int]:
     return [int(length) for length in lengths]
 
 
-def advise_flag(length: int, max_tokens: int | None, exceeds_synth_max_length: bool) -> str:
-    """Returns the advice to raise the flag that excludes a sentence, such as "--max-tokens 100: raise it, …".
+def advise_flag(length: int, max_tokens: int | None, has_synth_max_length: bool) -> str:
+    """Returns the advice with which a message begins, such as "--max-tokens 100: raise it, or --max-tokens-valid; ".
 
-    The result is empty if it is not known which flag excludes the sentence.
+    It names the flag that excludes a sentence. The result is empty if it is not known which flag that is.
 
     Args:
         length: the length of the sentence, in tokens.
         max_tokens: the number of tokens that fit into a batch of validation; None if there is no limit.
-        exceeds_synth_max_length: whether the sentence is longer than ``--synth-max-length``.
+        has_synth_max_length: whether the sentence is longer than a limit that is some model's ``--synth-max-length``.
     """
     if max_tokens is not None and length > max_tokens:
         # This comes first: a larger --synth-max-length would not help, because no batch can have the sentence.
-        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid"
-    if exceeds_synth_max_length:
-        return "--synth-max-length: train with a larger one"
+        return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
+    if has_synth_max_length:
+        return "--synth-max-length: train with a larger one; "
     return ""
 
 

@@ -49,22 +49,25 @@ def measure(inspection: Inspection) -> None:
 # ---- without data
 
 
-def measure_without_data(attention_results: dict[str, Results], model: nn.Module, positions: int) -> None:
-    """Measures those attentions of a model whose weights do not depend on the input, and adds the results to theirs.
-
-    Added are metrics that say where the heads look, cumulative singular values as ``singular_values``, and the weights
-    themselves as ``pattern``.
+def measure_without_data(model: nn.Module, positions: int) -> dict[str, Results]:
+    """Measures those attentions of a model whose weights do not depend on the input.
 
     Args:
-        attention_results: {attention: its results}, which are changed in place.
         model: the model.
         positions: for how many tokens the weights are computed.
+
+    Returns:
+        {attention: its results}: metrics that say where the heads look, cumulative singular values as
+        ``singular_values``, and the weights themselves as ``pattern``.
     """
+    results: dict[str, Results] = {}
     for name, weights in weights_without_input(model, positions).items():
-        results = attention_results[name]
-        results.update(round_floats(describe_weights(weights)))
-        results["singular_values"] = round_floats(cumulative_singular_values(weights))
-        results["pattern"] = to_thousandths(weights)
+        results[name] = {
+            **round_floats(describe_weights(weights)),
+            "singular_values": round_floats(cumulative_singular_values(weights)),
+            "pattern": to_thousandths(weights),
+        }
+    return results
 
 
 def weights_without_input(model: nn.Module, positions: int) -> dict[str, Tensor]:

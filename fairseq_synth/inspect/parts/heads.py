@@ -93,17 +93,13 @@ def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str,
 def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
     """Returns how strongly the loss would change if the output of each head were a little stronger or weaker.
 
-    For this purpose, the output of each head is multiplied by a factor, which is 1 and so changes nothing. But the loss
-    has a derivative by the factor. Each sentence has its own factor for each head. So (Michel et al. 2019, arXiv
-    1905.10650, eq. 2)
-
-        importance of a head = (sum over the sentences of |derivative of the loss by the factor|) / number of targets
-
-    The loss is the one that the model was trained with. The number of targets counts what the model predicts: tokens,
-    or only masked tokens, or examples if the model is a classifier.
+    The output of a head is multiplied by a factor, which is 1. The derivative of the loss by this factor says how the
+    loss would change. Each sentence has factors of its own. The importance of a head is the mean absolute value of the
+    derivative (Michel et al. 2019, arXiv 1905.10650, eq. 2): its sum over all sentences, divided by the number of
+    targets. The targets are what the model predicts: tokens, or only masked tokens, or examples for a classifier.
 
     Args:
-        loaded: the model, with data.
+        loaded: the model, with data. The loss is the one that it was trained with.
         batches: the data.
 
     Returns:
@@ -115,27 +111,27 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
     sums = {attention.name: torch.zeros(attention.num_heads) for attention in all_attentions}
     num_targets = 0
     for batch in progress(batches, "importance by gradient"):
-        factors = make_factors(all_attentions, num_sentences=len(batch["id"]))
-        with scaled_heads(model, factors):
-            training_loss, sample_size, log = criterion(model, batch)
-        gradients = compute_gradients(training_loss, factors)
-        for name, gradient in gradients.items():  # (sentences, heads)
-            # The absolute values come first. Without them, sentences with opposite derivatives would cancel out.
-            sums[name] += gradient.abs().sum(dim=0)  # (heads,)
+        factors = make_factors(all_attentions, num_sentences=len(batch["id"]))  # all are 1
+        with scaled_heads(model, factors):  # In here, the outputs of the heads are multiplied by the factors.
+            training_loss, sample_size, log = criterion(model, batch)  # a sum over the targets of the batch
         num_targets += count_targets(sample_size, log)
+        derivatives_by_attention = compute_derivatives(training_loss, factors)
+        for name, derivatives in derivatives_by_attention.items():
+            # Without `abs`, sentences with opposite derivatives would cancel out.
+            sums[name] += derivatives.abs().sum(dim=0)  # (sentences, heads) becomes (heads,)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
 
 def make_factors(all_attentions: list[Attention], num_sentences: int) -> dict[str, Tensor]:
-    """Returns {attention: a factor of 1 for each sentence and head, (B, H), whose gradient can be computed}."""
+    """Returns {attention: a factor of 1 for each sentence and head, (B, H), by which a loss can be derived}."""
     factors = {}
     for attention in all_attentions:
         factors[attention.name] = torch.ones(num_sentences, attention.num_heads, requires_grad=True)
     return factors
 
 
-def compute_gradients(training_loss: Tensor, factors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns {attention: the derivative of the loss with respect to its factors, (B, H)}.
+def compute_derivatives(training_loss: Tensor, factors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns {attention: the derivatives of the loss by its factors, (B, H)}.
 
     An attention that has no effect on the loss is left out, such as that of an encoder to which no decoder attends.
 
@@ -143,8 +139,8 @@ def compute_gradients(training_loss: Tensor, factors: dict[str, Tensor]) -> dict
         training_loss: the loss of a batch, which was computed with the factors.
         factors: {attention: a factor for each sentence and head, (B, H)}.
     """
-    gradients = torch.autograd.grad(training_loss, list(factors.values()), allow_unused=True)  # in the same order
-    return {name: gradient for name, gradient in zip(factors, gradients) if gradient is not None}
+    derivatives = torch.autograd.grad(training_loss, list(factors.values()), allow_unused=True)  # in the same order
+    return {name: derivative for name, derivative in zip(factors, derivatives) if derivative is not None}
 
 
 def importance_by_leaving_out(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:

@@ -35,7 +35,7 @@ def alpha(models: Sequence[Model]) -> Picture:
     """
     rows: list[Row] = []
     for model in models:
-        label = f"{model.name}\nweight α" if len(models) > 1 else "weight α"
+        label = label_of_model(model, "weight α", num_models=len(models))
         for row in split_into_rows(alpha_panels(model), ALPHA_COLUMNS):
             rows.append(label_y_axis(row, label))
     height = ALPHA_MARGINS.picture_height(len(rows) * ALPHA_PANEL_HEIGHT, num_rows=len(rows))
@@ -88,35 +88,47 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
     """Draws the sum of the largest singular values, relative to the sum of all, as a line for each head.
 
     The color of a line shows the layer. There is a row of panels for each model, and a column for each kind of
-    attention.
+    attention, such as ``encoder.self``.
 
     Args:
         models: with the same layers.
         names: the attentions whose singular values every model has.
     """
-    names_of_kind = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
-    titles = group_titles(names_of_kind)  # {kind of attention: its title}, in the order of the columns
-    rows: list[Row] = []
-    labels = []  # the labels of the vertical axes, one for each row
-    for model in models:
-        row: Row = []
-        for kind in titles:
-            row.append(Panel(calls=singular_value_lines(model, names_of_kind[kind]), settings={}))
-        rows.append(row)
-        labels.append(f"{model.name}\nshare of their sum" if len(models) > 1 else "share of their sum")
-    rows = title_columns(rows, list(titles.values()))
-    rows = add_to_first_panel(rows, legend())
-    rows = label_x_axes(rows, "share of the singular values,\nlargest first")
-    rows = label_y_axes(rows, labels)
+    attentions_of_kind = names_by_group(models[0].attentions, names)  # {kind: names of attentions}
+    title_of_kind = group_titles(attentions_of_kind)  # {kind: title of its column}, in the order of the columns
+    panels: list[Panel | None] = []  # row by row
+    for row, model in enumerate(models):
+        for column, kind in enumerate(title_of_kind):
+            is_in_first_row = row == 0
+            is_in_last_row = row == len(models) - 1
+            is_in_first_column = column == 0
+            calls = singular_value_lines(model, attentions_of_kind[kind])
+            settings = {}
+            if is_in_first_row:
+                calls.append(title(title_of_kind[kind]))
+            if is_in_first_row and is_in_first_column:
+                calls.append(legend())
+            if is_in_last_row:
+                settings["xlabel"] = "share of the singular values,\nlargest first"
+            if is_in_first_column:
+                settings["ylabel"] = label_of_model(model, "share of their sum", num_models=len(models))
+            panels.append(Panel(calls, settings))
     height_of_panels = SINGULAR_VALUES_ROW_HEIGHT * len(models)
     return Picture(
         name="singular-values",
-        panels=flatten_rows(rows),
+        panels=panels,
         size=(WIDTH, height_of_panels + LABEL_HEIGHT),
-        columns=len(titles),
+        columns=len(title_of_kind),
         share_x=True,
         share_y=True,
     )
+
+
+def label_of_model(model: Model, label: str, num_models: int) -> str:
+    """Returns a label for a vertical axis. If the picture shows several models, the name of the model comes first."""
+    if num_models == 1:
+        return label
+    return f"{model.name}\n{label}"
 
 
 def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:

@@ -72,24 +72,16 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
 
 
 def pattern_size(num_columns: int, num_rows: int) -> tuple[float, float]:
-    """Returns width and height in inches of a picture of mean attention weights, whose panels are squares.
-
-    Many columns fill a picture of the usual `WIDTH`. With a few columns, the panels are as large as allowed and do not
-    fill it, so that the picture is less wide. For example, these are the widths with 16, 6 and 2 columns:
-
-        num_columns                16      6       2
-        width_of_white_space       1.88    1.38    1.18
-        panel_size                 0.32    0.9     0.9     (0.9 is the `LARGEST_PATTERN`)
-        width_of_all               7.0     6.78    2.98
-        width                      7.0     6.78    6.2     (6.2 is the least width for the text below)
-    """
-    # With the usual width, the panels share what the white space leaves.
-    width_left_for_panels = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns)
-    width_of_white_space = WIDTH - width_left_for_panels
-    panel_size = min(width_left_for_panels / num_columns, LARGEST_PATTERN)
-
-    width_of_all = width_of_white_space + num_columns * panel_size
-    width = max(width_of_all, SMALLEST_PATTERNS_WIDTH)
+    """Returns width and height in inches of a picture of mean attention weights, whose panels are squares."""
+    # With many columns, the picture has the usual width, and the panels share what the white space leaves of it.
+    width = WIDTH
+    panel_size = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns) / num_columns
+    if panel_size > LARGEST_PATTERN:
+        # With a few columns, such panels would be too large. So they are smaller, and the picture is less wide. But the
+        # text below has to fit.
+        panel_size = LARGEST_PATTERN
+        width_of_all_columns = PATTERN_MARGINS.picture_width(num_columns * panel_size, num_columns)
+        width = max(width_of_all_columns, SMALLEST_PATTERNS_WIDTH)
     height = PATTERN_MARGINS.picture_height(num_rows * panel_size, num_rows)
     return width, height
 
