@@ -97,7 +97,7 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     # The first and the last part may be empty.
     advice = advise_flag(max(lengths), max_tokens, has_synth_max_length=includes_limit_of_synthesizer(limit_set))
     problem = describe_long_sentences(subset, count=len(too_long), first=first, lengths=lengths, limits=limits)
-    hint = hint_on_limits(limit_set)  # "; 64 is this model's --synth-max-length: longer sentences need …"
+    hint = hint_on_limits(limit_set)  # "; 64 is this model's --synth-max-length: for longer sentences, …"
     raise SynthesizerError(f"{advice}{problem}{hint}")
 
 
