@@ -93,8 +93,8 @@ def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str,
 def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
     """Returns how strongly the loss would change if the output of each head were a little stronger or weaker.
 
-    The output of a head is multiplied by a factor, which is 1. The derivative of the loss by this factor says how the
-    loss would change. Each sentence has factors of its own. The importance of a head is the mean absolute value of the
+    The output of a head is multiplied by a factor, which is 1. The derivative of the loss with respect to this factor
+    says how the loss would change. Each sentence has factors of its own. The importance of a head is the mean absolute value of the
     derivative (Michel et al. 2019, arXiv 1905.10650, eq. 2): its sum over all sentences, divided by the number of
     targets. The targets are what the model predicts: tokens, or only masked tokens, or examples for a classifier.
 
@@ -123,7 +123,7 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
 
 
 def make_factors(all_attentions: list[Attention], num_sentences: int) -> dict[str, Tensor]:
-    """Returns {attention: a factor of 1 for each sentence and head, (B, H), by which a loss can be derived}."""
+    """Returns {attention: a factor of 1 for each sentence and head, (B, H), whose gradient can be computed}."""
     factors = {}
     for attention in all_attentions:
         factors[attention.name] = torch.ones(num_sentences, attention.num_heads, requires_grad=True)
@@ -131,7 +131,7 @@ def make_factors(all_attentions: list[Attention], num_sentences: int) -> dict[st
 
 
 def compute_derivatives(training_loss: Tensor, factors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns {attention: the derivatives of the loss by its factors, (B, H)}.
+    """Returns {attention: the derivatives of the loss with respect to its factors, (B, H)}.
 
     An attention that has no effect on the loss is left out, such as that of an encoder to which no decoder attends.
 
