@@ -765,7 +765,7 @@ def differentiate_blocks(
     # `differentiate` runs in several threads. The body of the loop runs in this thread alone, for one block after
     # another, so that the sums are always rounded in the same way.
     for block, block_gradients in compute_in_threads(differentiate, blocks):
-        # Each of the values is in one block only, so that its gradient is complete.
+        # Each of the values is in one block only, which has its whole gradient.
         block.write(grad_value, block_gradients.value)
         # A tensor of a term, such as a bias for all sentences, may be in several blocks, whose gradients add up.
         for name, block_grad in block_gradients.tensors.items():
@@ -845,8 +845,8 @@ class RecordedNormalForm(NamedTuple):
 def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Sequence[TensorName]) -> RecordedNormalForm:
     """Computes the normal form of a block again, for a gradient to be passed back from it to the trained tensors.
 
-    Autograd records the computation, and `differentiate_normal_form` uses the record. It begins at the block's part of
-    each trained tensor. This part is made a *leaf* of autograd, which gradients are passed back to, and no further.
+    Autograd records the computation for `differentiate_normal_form`. The record begins at the block's part of each
+    trained tensor. This part is made a *leaf* of autograd, where gradients stop that are passed back.
 
     Args:
         block: Some sentences and heads of the batch.
@@ -904,8 +904,8 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
     trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
     grad_value = torch.zeros_like(value)
     grad_normal = {field: zeros_for_sum(tensor) for field, tensor in trained.items()}
-    # The order of the tiles only decides how the sums are rounded. It is kept, so that a training with the same seed
-    # has the same numbers as before.
+    # The order of the tiles only decides how the sums are rounded. Reversing it would change the last digits of what a
+    # training with the same seed computes.
     for tile in reversed(block.tiles()):
         # The forward pass has not kept the weights of the tile, so they are computed again.
         recorded = record_weights(tile, block, normal, trained_fields=list(trained))
@@ -928,9 +928,8 @@ class RecordedWeights(NamedTuple):
 def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecordedWeights:
     """Computes the attention weights of a tile again, for a gradient to be passed back from them to the normal form.
 
-    Autograd records the computation, and `differentiate_weights` uses the record. It begins at the tile's part of each
-    trained field of the normal form. This part is made a *leaf* of autograd, which gradients are passed back to, and no
-    further.
+    Autograd records the computation for `differentiate_weights`. The record begins at the tile's part of each trained
+    field of the normal form. This part is made a *leaf* of autograd, where gradients stop that are passed back.
 
     Args:
         tile: Some rows of the block, and the columns that they see.
