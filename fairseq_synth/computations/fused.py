@@ -45,27 +45,27 @@ def compute(
 
     The rows of a sentence that consists of padding alone are computed too, and their results mean nothing.
     """
-    # The query and key. Each product has a scale, but torch takes only one. It gets that of the first product, so that
-    # the query of this product needs no multiplication.
     assert logits.products, "`refuses` must refuse logits that have no inner product"
-    torch_scale = logits.products[0].scale
+    # Each bias goes one of the two ways.
     column_biases = [bias for bias in logits.biases if is_column_bias(bias)]
+    other_biases = [bias for bias in logits.biases if not is_column_bias(bias)]
+
+    # The query and key. Each product has a scale of its own, but torch takes one scale for all. With that of the first
+    # product, the query of this product needs no multiplication.
+    torch_scale = logits.products[0].scale
     query, key = join_products(logits.products, column_biases, torch_scale, like=value)
 
-    # The mask. torch can hide the future itself, which is faster, but not in addition to a mask.
-    other_biases = [bias for bias in logits.biases if not is_column_bias(bias)]
-    other_terms: list[Term] = [*logits.outers, *logits.diagonals, *other_biases]
+    # The mask.
+    terms_of_mask: list[Term] = [*logits.outers, *logits.diagonals, *other_biases]
+    needs_mask = bool(terms_of_mask) or key_padding_mask is not None
     hides_future = is_causal(attn_mask)
-    needs_mask = bool(other_terms) or key_padding_mask is not None
     if needs_mask:
-        other_logits = sum_terms(other_terms, like=value)
-        mask = make_mask(other_logits, key_padding_mask, hides_future, like=value)
-        torch_hides_future = False  # The mask does it.
+        # torch cannot hide the future in addition to a mask. So the mask hides it.
+        mask = make_mask(terms_of_mask, key_padding_mask, hides_future, like=value)
+        out = call_torch(query, key, value, mask, dropout, torch_hides_future=False, torch_scale=torch_scale)
     else:
-        mask = None
-        torch_hides_future = hides_future
-
-    out = call_torch(query, key, value, mask, dropout, torch_hides_future, torch_scale)
+        # torch hides the future itself, which is faster than a mask.
+        out = call_torch(query, key, value, None, dropout, torch_hides_future=hides_future, torch_scale=torch_scale)
     return join_heads(out)
 
 
@@ -74,15 +74,13 @@ def is_column_bias(term: Bias) -> bool:
     return term.bias.size(2) == 1
 
 
-def sum_terms(terms: list[Term], like: Tensor) -> Tensor | None:
-    """Returns the sum of some terms of the logits, or None without terms.
+def sum_terms(terms: list[Term], like: Tensor) -> Tensor:
+    """Returns the sum of some terms of the logits, (B or 1, H or 1, T or 1, T).
 
     Args:
-        terms: The terms.
+        terms: The terms, at least one.
         like: The values, (B, H, T, d_h). The sum gets their type and has T columns.
     """
-    if not terms:
-        return None
     length = like.size(2)
     return in_type(Logits(terms).total(length), like.dtype)
 
@@ -127,13 +125,9 @@ def call_torch(
 def join_products(products: list[Product], column_biases: list[Bias], torch_scale: float, like: Tensor) -> Factors:
     """Returns one query and key, (B, H, T, r), with ``torch_scale * query @ key^T`` equal to a sum of terms.
 
-    Each term becomes a query and key of its own first. Joining their features then adds up the terms:
-    ``[q1 q2] [k1 k2]^T = q1 k1^T + q2 k2^T``. For example, with a torch_scale of 0.125:
-
-        term                    its query             its key               0.125 * its query @ its key^T
-        product 0.125 * q k     q                     k                     0.125 * q k
-        bias b of the column    1 1 1 1 1 1 1 1       b b b b b b b b       0.125 * 8 * b = b
-        sum                     q 1 1 1 1 1 1 1 1     k b b b b b b b b     0.125 * q k + b
+    First, each term becomes a query and key of its own, whose inner product times `torch_scale` is the term. Then the
+    features of all queries are joined, and those of all keys. The inner product of the results is the sum of the inner
+    products: ``[q1 q2] [k1 k2]^T = q1 k1^T + q2 k2^T``.
 
     Args:
         products: The inner products of the sum, at least one.
@@ -163,26 +157,23 @@ def product_for_torch(term: Product, torch_scale: float) -> Factors:
 def column_bias_for_torch(term: Bias, torch_scale: float, like: Tensor) -> Factors:
     """Returns a query and key, (B, H, T, 8), with ``torch_scale * query @ key^T`` equal to a bias times its weight.
 
-    A column has the bias b in all rows. One feature would be enough for the product 1 * b. But torch's kernels want a
-    multiple of 8 features, so there are 8 equal features, whose products add up:
-
-        feature of the query    q = weight / (8 * torch_scale)
-        feature of the key      b
-        result                  torch_scale * (q b + q b + ... + q b) = torch_scale * 8 * q b = weight * b
+    torch's kernels want a multiple of 8 features (`FEATURE_MULTIPLE`). So there are 8 equal features, each of which
+    gives an eighth of the bias.
 
     Args:
         term: The bias, (B or 1, H or 1, 1, T), and its weight. If the weight is None, it is 1.
         torch_scale: The number by which torch multiplies the inner product.
         like: The values, (B, H, T, d_h). Only their sizes, type and device are read.
     """
-    bsz, num_heads, length, _ = like.size()
-    unweighted_feature = 1 / (FEATURE_MULTIPLE * torch_scale)
+    # For each feature: torch_scale * query_feature * key_feature = weight * bias / 8
+    eighth = 1 / FEATURE_MULTIPLE
     if term.weight is None:
-        query_feature = like.new_full([1, 1, 1, 1], unweighted_feature)
+        query_feature = like.new_full([1, 1, 1, 1], eighth / torch_scale)
     else:
-        query_feature = term.weight * unweighted_feature  # (1, H, 1, 1)
-    key_feature = term.bias.transpose(2, 3)  # (B or 1, H or 1, T, 1): the bias of a column belongs to its key
-    # `expand` repeats a single number in memory for all rows and features.
+        query_feature = term.weight * (eighth / torch_scale)  # (1, H, 1, 1)
+    key_feature = term.bias.transpose(2, 3)  # (B or 1, H or 1, T, 1): each key has the bias of its column
+    # `expand` repeats a single number, without memory, for all sentences, heads and tokens, and for the 8 features.
+    bsz, num_heads, length, _ = like.size()
     query = query_feature.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     key = key_feature.expand(bsz, num_heads, length, FEATURE_MULTIPLE)
     return Factors(query, key)
@@ -214,53 +205,69 @@ def has_full_size(product: Factors, bsz: int, num_heads: int) -> bool:
     return query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
 
 
-def make_mask(other_logits: Tensor | None, key_padding_mask: Tensor | None, hides_future: bool, like: Tensor) -> Tensor:
+def make_mask(terms: list[Term], key_padding_mask: Tensor | None, hides_future: bool, like: Tensor) -> Tensor:
     """Returns the numbers (B, H, T, T) that torch is to add to the inner products.
 
-    They are the sum of the other logits, a very low number in the columns of padding, and minus infinity in the columns
-    of later tokens if the call hides the future.
+    They are the sum of the other terms of the logits, plus a very low number in the columns of padding, plus minus
+    infinity in the columns of later tokens if the call hides the future.
 
     Args:
-        other_logits: The part of the logits that is no inner product, (B or 1, H or 1, T or 1, T), or None.
-        key_padding_mask: (B, T), true at padding, or None. It must be given if there are no other logits.
+        terms: The terms of the logits that are no inner product.
+        key_padding_mask: (B, T), true at padding, or None. It must be given if there are no terms.
         hides_future: Whether a row sees only the columns up to its own.
         like: The values, (B, H, T, d_h). Only their sizes and type are read.
     """
     bsz, num_heads, length, _ = like.size()
-    mask = other_logits
-    if key_padding_mask is not None:
-        mask = add_padding(other_logits, key_padding_mask, like.dtype)
-    assert mask is not None, "make_mask needs other logits or padding to make a mask of"
+    # `mask` may have the size 1 in place of B, H or T at first.
+    if key_padding_mask is None:
+        mask = sum_terms(terms, like)
+    elif terms:
+        mask = add_padding(sum_terms(terms, like), key_padding_mask)
+    else:
+        mask = padding_in_numbers(key_padding_mask, like.dtype)
     if hides_future:
-        # This is minus infinity in later columns only. So every row keeps a finite number in its own column, even if
-        # all its columns are padding: the number of padding is finite. Without one, the row would become NaN.
         mask = mask + future_mask(length, like=mask)
     full_size = (bsz, num_heads, length, length)
-    if mask.shape == full_size:
-        return mask
-    # The fused kernels take a view of the full size without copying it.
-    return mask.expand(full_size)
+    if mask.shape != full_size:
+        mask = mask.expand(full_size)  # a view, which the fused kernels take without copying it
+    return mask
 
 
-def add_padding(other_logits: Tensor | None, key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns logits after adding a very low number in the columns of padding, (B, H or 1, T or 1, T).
-
-    The number is finite, because minus infinity would make the rows of a sentence of padding NaN. It is half the lowest
-    number of the type, so that the sum with a logit stays finite too.
+def add_padding(logits: Tensor, key_padding_mask: Tensor) -> Tensor:
+    """Returns logits plus the `padding_in_numbers`, (B, H or 1, T or 1, T).
 
     Args:
-        other_logits: (B or 1, H or 1, T or 1, T), or None, which stands for logits of 0.
+        logits: (B or 1, H or 1, T or 1, T).
         key_padding_mask: (B, T), true at padding.
-        dtype: The floating-point type of the result; the logits have it already.
     """
+    is_padding = padding_of_columns(key_padding_mask)
+    return torch.add(logits, is_padding, alpha=number_of_padding(logits.dtype))  # logits + alpha * is_padding
+
+
+def padding_in_numbers(key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns a very low number in the columns of padding, and 0 in the others, (B, 1, 1, T).
+
+    Args:
+        key_padding_mask: (B, T), true at padding.
+        dtype: The floating-point type of the result.
+    """
+    is_padding = padding_of_columns(key_padding_mask)
+    return is_padding.to(dtype) * number_of_padding(dtype)
+
+
+def padding_of_columns(key_padding_mask: Tensor) -> Tensor:
+    """Returns a padding mask (B, T) as booleans for the columns of logits, (B, 1, 1, T)."""
     bsz, length = key_padding_mask.size()
-    is_padding = in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
-    low_number = lowest(dtype) / 2
-    # As a number, `is_padding` is 1 at padding and 0 elsewhere.
-    if other_logits is None:
-        return is_padding.to(dtype) * low_number
-    # This is ``other_logits + low_number * is_padding``.
-    return torch.add(other_logits, is_padding, alpha=low_number)
+    return in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
+
+
+def number_of_padding(dtype: torch.dtype) -> float:
+    """Returns the very low number that is added to the logits of padding.
+
+    It is finite. With minus infinity, all logits of a sentence of padding would be minus infinity, and their softmax
+    would be NaN. It is half the lowest number of the type, so that the sum with a logit stays finite too.
+    """
+    return lowest(dtype) / 2
 
 
 def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

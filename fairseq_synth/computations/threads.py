@@ -52,36 +52,36 @@ def compute_in_pool(
 ) -> Iterator[tuple[Item, Result]]:
     """Computes ``function(item)`` for each item in a pool of threads, and yields the item with its result.
 
-    * The function runs in `num_threads` threads of the pool. torch computes on one core in each of them, without
-      gradients and outside autocast.
-    * The caller takes the results in this thread, while the pool computes later items. torch computes on one core
-      here, too, because the pool keeps all cores busy.
+    The caller uses a result in this thread, while the pool computes later items. Each thread of the pool computes on
+    one core, and together they keep all cores busy. So torch computes on one core in this thread, too, from the first
+    item to the last, whether this function or the caller is at work.
     """
     pool = thread_pool(num_threads)
-    compute = with_settings_of_this_thread(function)
+    compute = without_gradients(function)
     with one_core_for_this_thread():
-        # `map` starts all computations at once. For each pair, this thread then waits for the result of one item. While
-        # the caller uses a result, this thread stays within the ``with`` statement.
-        results = pool.map(compute, items)
-        yield from zip(items, results, strict=True)
+        results = pool.map(compute, items)  # starts all computations at once; an iterator
+        for item in items:
+            result = next(results)  # waits for the result of this item
+            yield item, result  # The caller uses the result now, within the `with` statement.
 
 
-def with_settings_of_this_thread(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """Returns the function for a thread of the pool: without gradients, and in inference mode if this thread is in it.
+def without_gradients(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
+    """Returns a function for the threads of the pool, which computes the same as the given function, without gradients.
 
-    Such a thread begins with torch's default settings: gradients are on, inference mode and autocast are off. Autocast
-    should be off, but the other two have to be set.
+    A thread of the pool begins with gradients on. It also begins outside autocast, as it should be.
     """
     caller_is_in_inference_mode = torch.is_inference_mode_enabled()
 
-    def compute_with_settings(item: Item) -> Result:
+    def compute(item: Item) -> Result:
         """Runs in a thread of the pool."""
-        # The results must be inference tensors exactly if the caller's tensors are. ``inference_mode(False)`` turns
-        # gradients on, so that `no_grad` is needed as well.
-        with torch.inference_mode(caller_is_in_inference_mode), torch.no_grad():
+        if caller_is_in_inference_mode:
+            # The caller's tensors are inference tensors, so the results have to be such tensors, too.
+            with torch.inference_mode():  # This turns gradients off as well.
+                return function(item)
+        with torch.no_grad():
             return function(item)
 
-    return compute_with_settings
+    return compute
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ a term is. A new kind of term only has to be added to `cast_for_tiles` and `DIME
 import enum
 import functools
 import itertools
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -162,7 +162,7 @@ def insert_tensors(terms: Sequence[Any], tensors: Mapping[TensorName, Tensor]) -
 
     Args:
         terms: Terms of the logits, or bare terms, which have None in place of each tensor.
-        tensors: A tensor for each tensor of the terms, by name, as `collect_tensors` returns them.
+        tensors: The new tensors by name. A tensor of the terms whose name is not here stays.
     """
     new_terms = list(terms)
     for name, tensor in tensors.items():
@@ -194,25 +194,8 @@ DIMENSIONS = {
     "weight": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.COLUMNS),
 }
 
-
-def cut_dimensions(x: Tensor, field: str, parts: Mapping[Dimension, slice]) -> Tensor:
-    """Returns a part of a tensor, as a view.
-
-    Args:
-        x: The tensor of a term or of a normal form, or a gradient of this tensor.
-        field: The field that the tensor is in. `DIMENSIONS` says what each of its dimensions is.
-        parts: The part of each dimension. A dimension that is not in `parts` stays whole. A dimension of size 1 also
-            stays whole, because all sentences, heads or rows share it.
-    """
-    whole = slice(None)
-    index = []
-    for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
-        is_shared = size == 1
-        if is_shared or dimension not in parts:
-            index.append(whole)
-        else:
-            index.append(parts[dimension])
-    return x[tuple(index)]
+# The index of a whole dimension.
+WHOLE = slice(None)
 
 
 # ---- blocks and tiles
@@ -252,29 +235,35 @@ class Block(NamedTuple):
     def cut(self, x: Tensor, field: str) -> Tensor:
         """Returns the part of a tensor for the block's sentences, heads and tokens, as a view.
 
-        For example, with n for `length`:
-
-        * A query has a row for each token. Its part is ``x[sentences, heads, :n]``.
-        * A bias also has a column for each token. Its part is ``x[sentences, heads, :n, :n]``.
-        * `Diagonals.values` has a number for each distance. With 4 tokens in the longest sentence of the batch, these
-          are the distances -3 to 3. With n = 2, the part is in the middle: the distances -1 to 1.
-
-        A dimension of size 1 stays whole, because all sentences, heads or rows share it.
+        For example, the part of a query is ``x[sentences, heads, :length]``.
 
         Args:
             x: A tensor of a term, such as a query or a bias, for the whole batch; or the gradient of such a tensor.
-            field: The field of the term that the tensor is in, such as "query". It says what the dimensions are.
+            field: The field of the term that the tensor is in. `DIMENSIONS` says what its dimensions are.
         """
-        tokens = slice(0, self.length)
-        parts = {
-            Dimension.SENTENCES: self.sentences,
-            Dimension.HEADS: self.heads,
-            Dimension.ROWS: tokens,
-            Dimension.COLUMNS: tokens,
-        }
-        if Dimension.DISTANCES in DIMENSIONS[field]:
-            parts[Dimension.DISTANCES] = find_distances(self.length, num_distances=x.size(-1))
-        return cut_dimensions(x, field, parts)  # Each dimension of x is cut to its part, and features stay whole.
+        index = []
+        for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
+            index.append(self.find_part(dimension, size))
+        return x[tuple(index)]
+
+    def find_part(self, dimension: Dimension, size: int) -> slice:
+        """Returns which numbers along one dimension of a tensor belong to the block.
+
+        Args:
+            dimension: What the numbers along the dimension belong to, in a tensor for the whole batch.
+            size: How many numbers there are.
+        """
+        if size == 1:
+            return WHOLE  # All sentences, heads or rows share the number.
+        if dimension is Dimension.SENTENCES:
+            return self.sentences
+        if dimension is Dimension.HEADS:
+            return self.heads
+        if dimension in (Dimension.ROWS, Dimension.COLUMNS):
+            return slice(0, self.length)  # There is one of them for each token.
+        if dimension is Dimension.DISTANCES:
+            return find_distances(self.length, num_distances=size)
+        return WHOLE  # A block has all features.
 
     def cut_terms(self, terms: Sequence[Term]) -> list[Term]:
         """Returns the terms of the logits with the block's parts of their tensors, as views."""
@@ -316,9 +305,27 @@ class Tile(NamedTuple):
 
         Args:
             x: A tensor of the block's normal form, or the gradient of such a tensor.
-            field: The field of `NormalForm` that the tensor is in, such as "query".
+            field: The field of `NormalForm` that the tensor is in. `DIMENSIONS` says what its dimensions are.
         """
-        return cut_dimensions(x, field, {Dimension.ROWS: self.rows, Dimension.COLUMNS: self.columns})
+        index = []
+        for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
+            index.append(self.find_part(dimension, size))
+        return x[tuple(index)]
+
+    def find_part(self, dimension: Dimension, size: int) -> slice:
+        """Returns which numbers along one dimension of a tensor belong to the tile.
+
+        Args:
+            dimension: What the numbers along the dimension belong to, in a tensor for the whole block.
+            size: How many numbers there are.
+        """
+        if size == 1:
+            return WHOLE  # All rows or columns share the number.
+        if dimension is Dimension.ROWS:
+            return self.rows
+        if dimension is Dimension.COLUMNS:
+            return self.columns
+        return WHOLE  # A tile has all sentences, heads and features of its block.
 
     def cut_normal_form(self, normal: NormalForm) -> NormalForm:
         """Returns the parts of a block's normal form that the tile needs, as views."""
@@ -380,33 +387,33 @@ def count_heads_of_block(num_heads: int, num_threads: int) -> int:
     return max(1, num_heads // num_blocks)
 
 
-class TileSize(NamedTuple):
-    """How much of a batch is in a tile. A tile has all sentences and heads of its block, but only some of its rows."""
+class BlockSize(NamedTuple):
+    """How many sentences and heads a block has, and how many of its rows are computed at once, as a tile."""
 
-    rows: int
     sentences: int
     heads: int
+    rows_of_tile: int
 
 
-def choose_tile_size(length: int, num_sentences: int, max_rows: int, max_heads: int) -> TileSize:
-    """Returns the size of the tiles, so that a tile has at most `TILE` logits, but at least one row.
+def choose_block_size(length: int, num_sentences: int, max_rows: int, max_heads: int) -> BlockSize:
+    """Returns the size of blocks whose tiles have at most `TILE` logits, but at least one row.
 
-    A tile first gets as many rows as fit. If there is room for more, it gets these rows of several sentences, and then
-    of several heads.
+    A tile is some rows of all sentences and heads of its block. It first gets as many rows as fit. If there is room for
+    more, it gets these rows of several sentences, and then of several heads.
 
     For example, `TILE` is 1000. Sentences of 10 tokens have 10 * 10 = 100 logits in each head. If there are 4 of them,
     a tile has 10 rows of 4 sentences, which are 400 logits in each head. So there is room for 2 heads.
 
     Args:
         length: The length of the longest sentence in tokens. Each row has as many logits.
-        num_sentences: The largest number of sentences in a tile.
+        num_sentences: The largest number of sentences in a block.
         max_rows: The largest number of rows in a tile.
-        max_heads: The largest number of heads in a tile.
+        max_heads: The largest number of heads in a block.
     """
     rows = count_fitting(logits_of_each=length, limit=min(max_rows, length))
     sentences = count_fitting(logits_of_each=length * rows, limit=num_sentences)
     heads = count_fitting(logits_of_each=length * rows * sentences, limit=max_heads)
-    return TileSize(rows, sentences, heads)
+    return BlockSize(sentences=sentences, heads=heads, rows_of_tile=rows)
 
 
 def count_fitting(logits_of_each: int, limit: int) -> int:
@@ -419,8 +426,8 @@ def divide_by_sentences(
 ) -> Iterator[Block]:
     """Yields the blocks of a batch, for logits that differ by sentence.
 
-    A block is some neighbouring sentences, of any length, and some neighbouring heads. Its tiles contain some rows of
-    all these sentences and heads.
+    A block is some neighbouring sentences, of any length, and some neighbouring heads. Its logits are computed a *tile*
+    at a time, which is some rows of all these sentences and heads.
 
     Args:
         lengths: The length of each sentence in tokens.
@@ -429,20 +436,20 @@ def divide_by_sentences(
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
-    # All tiles have the same numbers of rows, sentences and heads, which are right for the longest sentence. A block
-    # has the sentences and heads of a tile, and all rows.
-    tile_size = choose_tile_size(max(lengths), num_sentences=len(lengths), max_rows=max_rows, max_heads=max_heads)
-    for sentences in split_range(len(lengths), tile_size.sentences):
+    # All blocks have the same number of sentences and heads. With these, even a tile of the longest sentences fits into
+    # the caches of a core.
+    block_size = choose_block_size(max(lengths), num_sentences=len(lengths), max_rows=max_rows, max_heads=max_heads)
+    for sentences in split_range(len(lengths), block_size.sentences):  # slices, such as 0:4 and 4:8
         block_lengths = lengths[sentences]
-        hidden = hide_padding(block_lengths)
-        for heads in split_range(num_heads, tile_size.heads):
+        padding = find_padding(block_lengths)
+        for heads in split_range(num_heads, block_size.heads):  # slices, too
             yield Block(
                 sentences=sentences,
                 heads=heads,
                 length=max(block_lengths),
-                rows_of_tile=tile_size.rows,
+                rows_of_tile=block_size.rows_of_tile,
                 is_shared=False,
-                hidden=hidden,
+                hidden=padding,
                 causal=causal,
             )
 
@@ -469,20 +476,20 @@ def divide_by_length(
         sentences = slice(first_sentence, first_sentence + num_sentences)
         first_sentence += num_sentences
         # All sentences of the block have the same logits. A tile has them once, as if there were a single sentence.
-        tile_size = choose_tile_size(length, num_sentences=1, max_rows=max_rows, max_heads=max_heads)
-        for heads in split_range(num_heads, tile_size.heads):
+        block_size = choose_block_size(length, num_sentences=1, max_rows=max_rows, max_heads=max_heads)
+        for heads in split_range(num_heads, block_size.heads):
             yield Block(
                 sentences=sentences,
                 heads=heads,
                 length=length,
-                rows_of_tile=tile_size.rows,
+                rows_of_tile=block_size.rows_of_tile,
                 is_shared=True,
                 hidden=None,  # sentences of one length have no padding
                 causal=causal,
             )
 
 
-def hide_padding(lengths: Sequence[int]) -> Tensor | None:
+def find_padding(lengths: Sequence[int]) -> Tensor | None:
     """Returns `Block.hidden` for sentences of these lengths: which columns are padding, or None if there is none.
 
     The columns begin behind the shortest sentence, because all columns before are tokens.
@@ -515,29 +522,24 @@ class Plan(NamedTuple):
 def call_tiled_attention(blocks: list[Block], terms: Sequence[Term], value: Tensor) -> Tensor:
     """Returns ``softmax(S) V``, (B, H, T, d_h), computed by the autograd function `TiledAttention`.
 
-    Autograd computes gradients only for tensors that are arguments themselves, and not for tensors inside of a term. So
-    the terms are taken apart, and `Plan.complete_terms` puts them together again. For example:
-
-        terms           Product(query=q, key=k, scale=0.125)
-        bare terms      Product(query=None, key=None, scale=0.125)
-        tensor names    TensorName(term=0, field="query"), TensorName(term=0, field="key")
-        tensors         q, k
+    Autograd computes gradients only for tensors that are arguments of the function, and not for tensors inside of a
+    term. So the tensors are taken out of the terms here, and `Plan.complete_terms` puts them back. The comments have
+    the example of a single term, ``Product(query=q, key=k, scale=0.125)``.
 
     Args:
         blocks: Parts of the batch that together contain every sentence and head once.
         terms: The terms that the logits S are a sum of.
         value: V, (B, H, T, d_h).
     """
-    tensors_by_name = collect_tensors(terms)
-    tensor_names = list(tensors_by_name)
-    tensors = list(tensors_by_name.values())  # in the order of their names
+    tensors = collect_tensors(terms)  # {TensorName(0, "query"): q, TensorName(0, "key"): k}
     plan = Plan(
         blocks=blocks,
-        bare_terms=[remove_tensors(term) for term in terms],
-        tensor_names=tensor_names,
-        trained_names=[name for name in tensor_names if tensors_by_name[name].requires_grad],
+        bare_terms=[remove_tensors(term) for term in terms],  # Product(query=None, key=None, scale=0.125)
+        tensor_names=list(tensors),
+        trained_names=[name for name, tensor in tensors.items() if tensor.requires_grad],
     )
-    out: Tensor = TiledAttention.apply(plan, value, *tensors)
+    tensor_arguments = [tensors[name] for name in plan.tensor_names]  # q, k
+    out: Tensor = TiledAttention.apply(plan, value, *tensor_arguments)
     return out
 
 
@@ -702,14 +704,9 @@ def hide_padding_(scores: Tensor, hidden: Tensor) -> None:
 
 
 def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
-    """Returns the logits of a tile, (sentences, heads, rows, columns), in memory of their own, to be masked in place.
+    """Returns the logits of a tile, (sentences, heads, rows, columns), of which each number can be changed in place.
 
-    The sum of the tile's normal form is copied in two cases:
-
-    1. It has one head or row that stands for all. Masks differ by row, so that each row needs memory of its own.
-    2. It is a bias alone. Then it may be a view of a parameter, which must not change.
-
-    Otherwise a product has been computed, which is always in new memory.
+    So each number has a place of its own in memory, which no parameter shares. The masks are applied in place next.
 
     Args:
         tile_normal: The logits of the tile, as ``query @ key^T + left (x) right + bias``.
@@ -721,15 +718,14 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     num_columns = tile.columns.stop - tile.columns.start
     scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
 
-    stands_for_all_heads = scores.size(1) != num_heads
-    stands_for_all_rows = scores.size(2) != num_rows
-    if stands_for_all_heads or stands_for_all_rows:  # case 1
-        # `expand` repeats the head or row without memory, and `clone` then gives each of them memory of its own.
+    is_repeated = scores.size(1) != num_heads or scores.size(2) != num_rows
+    if is_repeated:
+        # `expand` repeats the only head or row without memory, and `clone` gives each repetition memory of its own.
         return scores.expand(-1, num_heads, num_rows, -1).clone()
     is_bias_alone = tile_normal.query is None and tile_normal.left is None
-    if is_bias_alone:  # case 2
-        return scores.clone()
-    return scores
+    if is_bias_alone:
+        return scores.clone()  # The scores may be a view of a parameter.
+    return scores  # A product is among the summands. It is computed, so that the sum is in new memory.
 
 
 # ---- The backward pass. Gradients flow from the output to the normal form of a block, a tile at a time
@@ -751,10 +747,7 @@ def differentiate_blocks(
     value: Tensor,
     grad_out: Tensor,
 ) -> Gradients:
-    """Returns the gradients for the whole batch, computed block by block.
-
-    Each row of the values is in one block, which writes its gradient. A tensor of a term may be in several blocks,
-    whose gradients are added up.
+    """Returns the gradients for the whole batch, put together from the gradients of its blocks.
 
     Args:
         blocks: Parts of the batch that together contain every sentence and head once.
@@ -764,32 +757,24 @@ def differentiate_blocks(
         grad_out: The gradient of the output, (B, H, T, d_h).
     """
     tensors = collect_tensors(terms)
-    sums = Gradients(
-        value=empty_like_values(value, blocks),  # 0 at padding, which is in no block
-        tensors={name: zeros_for_sum(tensors[name]) for name in trained_names},  # in fp32 at least
-    )
-    # This runs in several threads, and changes nothing.
+    grad_value = empty_like_values(value, blocks)  # 0 at padding, which is in no block
+    grad_sums = {name: zeros_for_sum(tensors[name]) for name in trained_names}  # in fp32 at least
     differentiate = functools.partial(
         differentiate_block, terms=terms, trained_names=trained_names, value=value, grad_out=grad_out
     )
-    # The sums are changed in this thread alone, in the order of the blocks, so that their rounding is always the same.
+    # `differentiate` runs in several threads. The body of the loop runs in this thread alone, for one block after
+    # another, so that the sums are always rounded in the same way.
     for block, block_gradients in compute_in_threads(differentiate, blocks):
-        add_block_gradients(sums, block, block_gradients)
+        # Each of the values is in one block only, which has its whole gradient.
+        block.write(grad_value, block_gradients.value)
+        # A tensor of a term, such as a bias for all sentences, may be in several blocks, whose gradients add up.
+        for name, block_grad in block_gradients.tensors.items():
+            part_of_sum = block.cut(grad_sums[name], name.field)  # a view: adding to it changes the sum
+            part_of_sum.add_(block_grad)
+
     # Autograd wants the gradient of a tensor in the tensor's type.
-    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in sums.tensors.items()}
-    return sums._replace(tensors=grad_tensors)
-
-
-def add_block_gradients(sums: Gradients, block: Block, block_gradients: Gradients) -> None:
-    """Adds the gradients of a block to those of the whole batch, `sums`, in place.
-
-    Only the part of each sum for the block's sentences, heads and tokens changes. No other block has the same values,
-    so their gradient is written instead of added.
-    """
-    block.write(sums.value, block_gradients.value)
-    for name, block_grad in block_gradients.tensors.items():
-        part_of_sum = block.cut(sums.tensors[name], name.field)  # a view: adding to it changes the sum
-        part_of_sum.add_(block_grad)
+    grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
+    return Gradients(value=grad_value, tensors=grad_tensors)
 
 
 def differentiate_block(
@@ -820,42 +805,48 @@ def differentiate_block(
     return Gradients(grad_value, grad_tensors)
 
 
+def new_leaf(tensor: Tensor) -> Tensor:
+    """Returns a *leaf* of autograd: a view of the tensor at which autograd's record begins.
+
+    Gradients of whatever is computed from the leaf are passed back to the leaf, and no further.
+    """
+    leaf = tensor.detach()
+    leaf.requires_grad = True
+    return leaf
+
+
 Name = TypeVar("Name", bound=Hashable)
 
 
-def new_leaves(tensors: Mapping[Name, Tensor], trained_names: Collection[Name]) -> dict[Name, Tensor]:
-    """Returns a *leaf* of autograd for each tensor: a view of it at which autograd's record begins.
-
-    Gradients of whatever is computed from the leaves are passed back to the leaves, and no further.
+def gradients_of_leaves(
+    leaves: Mapping[Name, Tensor], outputs: Sequence[Tensor], grad_outputs: Sequence[Tensor]
+) -> dict[Name, Tensor]:
+    """Returns {name of a leaf: its gradient}, which autograd computes from the gradients of the outputs.
 
     Args:
-        tensors: {any name: a tensor}.
-        trained_names: The names of the tensors that need a gradient.
+        leaves: {name: a leaf (`new_leaf`)}, at least one. The outputs depend on each of them.
+        outputs: Tensors that have been computed from the leaves while autograd recorded it.
+        grad_outputs: The gradient of each output, in the order of `outputs`, in any type.
     """
-    leaves = {}
-    for name, tensor in tensors.items():
-        leaf = tensor.detach()
-        leaf.requires_grad = name in trained_names
-        leaves[name] = leaf
-    return leaves
+    # Autograd wants the gradient of an output in the output's type.
+    grads_in_type = [grad.to(output.dtype) for output, grad in zip(outputs, grad_outputs, strict=True)]
+    grads = torch.autograd.grad(outputs, inputs=list(leaves.values()), grad_outputs=grads_in_type)
+    return dict(zip(leaves, grads, strict=True))  # Autograd returns a gradient for each of the inputs, in their order.
 
 
 class RecordedNormalForm(NamedTuple):
     """A block's normal form, ``query @ key^T + left (x) right + bias``, whose computation autograd has recorded."""
 
     normal: NormalForm
-    trained_leaves: dict[TensorName, Tensor]  # those of the tensors it was computed from that need a gradient
+    # Where the record begins: a leaf for the block's part of each tensor that needs a gradient.
+    leaves: dict[TensorName, Tensor]
 
 
 def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Sequence[TensorName]) -> RecordedNormalForm:
-    """Computes the normal form of a block again, while autograd records how it depends on the tensors of the terms.
+    """Computes the normal form of a block again, for a gradient to be passed back from it to the trained tensors.
 
-    The normal form is the sum of the terms as ``query @ key^T + left (x) right + bias``. The record begins at the
-    *leaves*, one for each tensor of the terms:
-
-        the block's part of each tensor = leaf  ->  terms  ->  normal form
-
-    `differentiate_normal_form` later computes the gradients of the leaves from the gradient of the normal form.
+    Autograd records the computation for `differentiate_normal_form`. The record begins at the block's part of each
+    trained tensor. This part is made a *leaf* of autograd, where gradients stop that are passed back.
 
     Args:
         block: Some sentences and heads of the batch.
@@ -863,38 +854,32 @@ def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Seque
         trained_names: The names of the terms' tensors that need a gradient.
     """
     block_terms = block.cut_terms(terms)
-    leaves = new_leaves(collect_tensors(block_terms), trained_names)  # {name of a tensor: its leaf}
-    terms_of_leaves = insert_tensors(block_terms, leaves)  # the same terms, in which each tensor is a leaf
+    block_tensors = collect_tensors(block_terms)
+    leaves = {name: new_leaf(block_tensors[name]) for name in trained_names}
+    block_terms = insert_tensors(block_terms, leaves)  # Each leaf replaces the tensor that it is a view of.
     with torch.enable_grad():  # Without this, nothing would be recorded: in a backward pass, recording is off.
-        normal = block.normal_form(terms_of_leaves)
-    trained_leaves = {name: leaves[name] for name in trained_names}
-    return RecordedNormalForm(normal, trained_leaves)
+        normal = block.normal_form(block_terms)
+    return RecordedNormalForm(normal, leaves)
 
 
 def differentiate_normal_form(
     recorded: RecordedNormalForm, grad_normal: Mapping[str, Tensor]
 ) -> dict[TensorName, Tensor]:
-    """Returns the gradient of each tensor in `RecordedNormalForm.trained_leaves`.
+    """Returns the gradients of the block's parts of the trained tensors, which are the leaves of the record.
 
     Args:
-        recorded: The normal form of a block, ``query @ key^T + left (x) right + bias``, and the tensors that it was
-            computed from (the leaves of autograd's record).
-        grad_normal: {field of `NormalForm`: its gradient}, for the fields that need one.
+        recorded: The block's normal form, ``query @ key^T + left (x) right + bias``, and the leaves that it depends on.
+        grad_normal: {field of `NormalForm`: its gradient}, for each field that depends on a leaf.
     """
-    leaves = recorded.trained_leaves
-    if not leaves:
+    if not recorded.leaves:
         return {}
-    # Autograd goes from the fields of the normal form, which are the outputs of the record, back to its leaves.
     normal_tensors = recorded.normal.tensors()
-    outputs = []
-    grad_outputs = []
-    for field, grad in grad_normal.items():
-        output = normal_tensors[field]
-        outputs.append(output)
-        # The sums of the gradients are in fp32 at least. Autograd wants the gradient of a tensor in the tensor's type.
-        grad_outputs.append(grad.to(output.dtype))
-    grads = torch.autograd.grad(outputs, inputs=list(leaves.values()), grad_outputs=grad_outputs)
-    return dict(zip(leaves, grads, strict=True))  # {name of a leaf: its gradient}
+    fields = list(grad_normal)
+    return gradients_of_leaves(
+        recorded.leaves,
+        outputs=[normal_tensors[field] for field in fields],
+        grad_outputs=[grad_normal[field] for field in fields],
+    )
 
 
 class NormalFormGradients(NamedTuple):
@@ -917,38 +902,34 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         grad_out: The gradient of the block's output, of the same size.
     """
     trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
-    sums = NormalFormGradients(
-        value=torch.zeros_like(value),
-        normal={field: zeros_for_sum(tensor) for field, tensor in trained.items()},
-    )
-    for tile in reversed(block.tiles()):  # Another order would only round the sums differently.
-        # The weights of the tile are computed again, because the forward pass has not kept them.
+    grad_value = torch.zeros_like(value)
+    grad_normal = {field: zeros_for_sum(tensor) for field, tensor in trained.items()}
+    # The order of the tiles only decides how the sums are rounded. Reversing it would change the last digits of what a
+    # training with the same seed computes.
+    for tile in reversed(block.tiles()):
+        # The forward pass has not kept the weights of the tile, so they are computed again.
         recorded = record_weights(tile, block, normal, trained_fields=list(trained))
-        tile_grad_out = grad_out[:, :, tile.rows]
-        # Both add the gradients of the tile to the sums in place.
-        add_value_gradient(sums.value, recorded.weights, tile_grad_out, tile)
-        add_normal_form_gradients(sums.normal, recorded, tile_grad_out, value, tile)
-    return sums
+        tile_grad_out = grad_out[:, :, tile.rows]  # (sentences, heads, rows, features)
+        # Each of the two changes the sums that are its first argument.
+        add_value_gradient_(grad_value, recorded.weights, tile_grad_out, tile)
+        add_normal_form_gradients_(grad_normal, recorded, tile_grad_out, value, tile)
+    return NormalFormGradients(value=grad_value, normal=grad_normal)
 
 
 class RecordedWeights(NamedTuple):
     """The attention weights of a tile, whose computation autograd has recorded."""
 
     weights: Tensor  # (sentences, heads, rows, columns)
-    # {field of `NormalForm`: the tile's part of it, at which the record begins}, for the fields that need a gradient
-    trained_leaves: dict[str, Tensor]
+    # Where the record begins: {field of `NormalForm`: a leaf for the tile's part of it}, for the fields that need a
+    # gradient.
+    leaves: dict[str, Tensor]
 
 
 def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecordedWeights:
-    """Computes the attention weights of a tile again, while autograd records how they depend on the normal form.
+    """Computes the attention weights of a tile again, for a gradient to be passed back from them to the normal form.
 
-    The record begins at the *leaves*, one for each tensor of the normal form:
-
-        the tile's part of the query, key, ... = leaf  ->  logits  ->  weights
-
-    `differentiate_weights` later computes the gradients of the leaves from the gradient of the weights. The leaves are
-    new for each tile, so that autograd stops there. How the normal form depends on the terms comes later, once for all
-    tiles together (`differentiate_normal_form`).
+    Autograd records the computation for `differentiate_weights`. The record begins at the tile's part of each trained
+    field of the normal form. This part is made a *leaf* of autograd, where gradients stop that are passed back.
 
     Args:
         tile: Some rows of the block, and the columns that they see.
@@ -957,15 +938,15 @@ def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields:
         trained_fields: The fields of `normal` that need a gradient, such as "query".
     """
     tile_normal = tile.cut_normal_form(normal)
-    leaves = new_leaves(tile_normal.tensors(), trained_fields)  # {field of `NormalForm`: its leaf}
-    normal_of_leaves = NormalForm(**leaves)  # the same as `tile_normal`, but each tensor is a leaf
+    tile_tensors = tile_normal.tensors()
+    leaves = {field: new_leaf(tile_tensors[field]) for field in trained_fields}
+    tile_normal = tile_normal._replace(**leaves)  # Each leaf replaces the tensor that it is a view of.
     with torch.enable_grad():  # Without this, nothing would be recorded: in a backward pass, recording is off.
-        weights = tile_weights(normal_of_leaves, tile, block)
-    trained_leaves = {field: leaves[field] for field in trained_fields}
-    return RecordedWeights(weights, trained_leaves)
+        weights = tile_weights(tile_normal, tile, block)
+    return RecordedWeights(weights, leaves)
 
 
-def add_value_gradient(grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> None:
+def add_value_gradient_(grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> None:
     """Adds a tile's part of the gradient of a block's values, ``weights^T @ tile_grad_out``, to `grad_value` in place.
 
     Args:
@@ -974,19 +955,24 @@ def add_value_gradient(grad_value: Tensor, weights: Tensor, tile_grad_out: Tenso
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         tile: The tile. The rows of `grad_value` that belong to its columns are changed.
     """
-    # `baddbmm_` adds a product without memory for the product, but takes only lists of N matrices. So sentences and
-    # heads become one dimension of N = sentences * heads.
-    weights_transposed = weights.to(tile_grad_out.dtype).transpose(2, 3)
-    left = weights_transposed.flatten(0, 1)  # (N, columns, rows)
-    right = tile_grad_out.flatten(0, 1)  # (N, rows, features)
-    sentences, heads, length, features = grad_value.size()
-    # Both are views, so that adding to `part_of_sum` changes `grad_value`. (`view` would fail rather than copy.)
-    matrices = grad_value.view(sentences * heads, length, features)
-    part_of_sum = matrices[:, tile.columns]  # (N, columns, features)
-    part_of_sum.baddbmm_(left, right)  # part_of_sum += left @ right
+    part_of_sum = grad_value[:, :, tile.columns]  # (sentences, heads, columns, features), a view of `grad_value`
+    weights_transposed = weights.to(tile_grad_out.dtype).transpose(2, 3)  # (sentences, heads, columns, rows)
+    add_matrix_products_(part_of_sum, weights_transposed, tile_grad_out)
 
 
-def add_normal_form_gradients(
+def add_matrix_products_(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds ``left @ right`` to `total` in place, without memory for the product.
+
+    All three hold a matrix for each sentence and head, (sentences, heads, ..., ...). torch's `baddbmm_` takes a list of
+    matrices instead, so that sentences and heads become one dimension of N = sentences * heads.
+    """
+    sentences, heads, num_rows, num_columns = total.size()
+    # `view` never copies; if it couldn't make a view, it would fail. So `matrices` is the memory of `total`.
+    matrices = total.view(sentences * heads, num_rows, num_columns)
+    matrices.baddbmm_(left.flatten(0, 1), right.flatten(0, 1))  # matrices += left @ right
+
+
+def add_normal_form_gradients_(
     grad_normal: Mapping[str, Tensor],
     recorded: RecordedWeights,
     tile_grad_out: Tensor,
@@ -1015,23 +1001,17 @@ def add_normal_form_gradients(
 def differentiate_weights(recorded: RecordedWeights, tile_grad_out: Tensor, visible_value: Tensor) -> dict[str, Tensor]:
     """Returns {field of `NormalForm`: the gradient of the tile's part of it}, for the fields that need one.
 
-    The tile's parts are the leaves of autograd's record. The gradients go from right to left:
-
-        leaf of each field  ->  weights  ->  output of the tile = weights @ visible_value
-                            (2)          (1)
+    The forward pass computes the weights from the normal form, and then ``weights @ visible_value``, the output of the
+    tile. The gradient goes the other way.
 
     Args:
-        recorded: The attention weights of the tile, and the leaves.
+        recorded: The attention weights of the tile, and the tile's parts of the normal form that they depend on.
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         visible_value: The values of the tile's columns, (sentences, heads, columns, features).
     """
-    leaves = recorded.trained_leaves
-    if not leaves:
+    if not recorded.leaves:
         return {}
-    # (1) From the output to the weights.
-    grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3))
-    # The weights are in fp32 at least, even if the values are in half precision. Autograd wants the same type.
-    grad_weights = grad_weights.to(recorded.weights.dtype)
-    # (2) From the weights to the leaves.
-    grads = torch.autograd.grad(recorded.weights, inputs=list(leaves.values()), grad_outputs=grad_weights)
-    return dict(zip(leaves, grads, strict=True))  # {field of a leaf: its gradient}
+    # From the output to the weights.
+    grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3))  # (sentences, heads, rows, columns)
+    # From the weights to the normal form.
+    return gradients_of_leaves(recorded.leaves, outputs=[recorded.weights], grad_outputs=[grad_weights])
