@@ -62,10 +62,12 @@ def compute(
     if needs_mask:
         # torch cannot hide the future in addition to a mask. So the mask hides it.
         mask = make_mask(terms_of_mask, key_padding_mask, hides_future, like=value)
-        out = call_torch(query, key, value, mask, dropout, torch_hides_future=False, torch_scale=torch_scale)
+        torch_hides_future = False
     else:
         # torch hides the future itself, which is faster than a mask.
-        out = call_torch(query, key, value, None, dropout, torch_hides_future=hides_future, torch_scale=torch_scale)
+        mask = None
+        torch_hides_future = hides_future
+    out = call_torch(query, key, value, mask, dropout, torch_hides_future, torch_scale)
     return join_heads(out)
 
 

@@ -96,7 +96,8 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
     The output of a head is multiplied by a factor, which is 1. The derivative of the loss with respect to this factor
     says how the loss would change. Each sentence has factors of its own. The importance of a head is the mean absolute
     value of the derivative (Michel et al. 2019, arXiv 1905.10650, eq. 2): its sum over all sentences, divided by the
-    number of targets. The targets are what the model predicts: tokens, or only masked tokens, or examples for a classifier.
+    number of targets. The targets are what the model predicts: tokens, or only masked tokens, or examples for a
+    classifier.
 
     Args:
         loaded: the model, with data. The loss is the one that it was trained with.
