@@ -456,7 +456,7 @@ class Definition:
     def measure_without_subtraction(self, weighted_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a leaf: the norm that its gradient would have if G were the gradient of the logits}.
 
-        It is 0 for a leaf that the logits do not depend on, such as one that has the values alone.
+        A leaf is a copy of a tensor of the call. The norm is 0 if the logits do not depend on it, as on the values.
 
         Args:
             weighted_gradient: G, which `compute_weighted_gradient` returns.
@@ -470,6 +470,7 @@ class Definition:
         """Returns {name of a leaf that has weights of a mixture: the norm of the numbers that add up to its gradient}.
 
         This is for `scales`: if the numbers nearly cancel, their sum is small, but has the rounding errors of them all.
+        A leaf is a copy of a tensor of the call, for example of one that has the weights of all terms as its rows.
 
         The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``, with a weight for each term. The gradient of w_1 is the
         sum of ``dS * S_1`` over all logits of a head. The gradient dS of the logits is a difference that may itself be
@@ -484,9 +485,8 @@ class Definition:
                 continue
             numbers = weighted_gradient * self.compute_unweighted_logits(term)  # G * S_1, in all heads
             leaf_name = self.copies.name_of_leaf(term.weight)
-            # Usually one leaf has the weights of all terms, and gets the largest of their norms.
-            largest_so_far = norms.get(leaf_name, 0.0)
-            norms[leaf_name] = max(float(numbers.norm()), largest_so_far)
+            norm_of_other_terms = norms.get(leaf_name, 0.0)  # not 0 if the leaf has the weight of another term, too
+            norms[leaf_name] = max(float(numbers.norm()), norm_of_other_terms)
         return norms
 
     def compute_unweighted_logits(self, term: Term) -> Tensor:
