@@ -617,17 +617,17 @@ def plan_work(layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str]
         summands: The summands of the logits (`SUMMANDS`) for whose weights the kernel computes gradients.
     """
     groups = choose_groups(layout, tiles_per_head, shared_tensors, summands)  # 3 groups in the example
-    # The gradient of a shared tensor has a number for each place of a tile. So the programs of a group, 0 and 1 for
-    # example, write one sum together, each the places of its tile. There are 3 sums.
+    # The gradient of a shared tensor has many numbers, and each tile has some of them. So the programs of a group, such
+    # as 0 and 1, write one sum together, and there are 3 sums.
     sum_sizes = measure_sums(layout, shared_tensors)  # {tensor: how many numbers a sum has}
     memory_of_sums = measure_memory_of_groups(sum_sizes, groups.num_groups)
-    # The gradient of a weight is a single number in each head. Every program writes its part of it. There are 6 parts.
+    # The gradient of a weight is one number in each head. Every program writes a part of it, and there are 6 parts.
     programs_per_head = groups.num_groups * tiles_per_head  # 3 * 2
     memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
     return Work(
         groups=groups,
         tiles_per_head=tiles_per_head,
-        numbers_per_group=sum(sum_sizes.values()),
+        numbers_per_group=sum(sum_sizes.values()),  # so far it is from the sums of a group to those of the next one
         memory={**memory_of_sums, **memory_of_parts},
     )
 
@@ -661,8 +661,8 @@ def gains_from_groups(layout: Layout, shared_tensors: Sequence[str], summands: S
         if name in layout.wanted:
             return True
     for summand in list_wanted_weights(layout, summands):
-        # All sentences share the weights, too. But for the weight of ``product``, each sentence's queries and keys have
-        # to be multiplied first, which takes the same work in a group.
+        # All sentences share the weights, too. But for the weight of ``product``, a group saves nothing, because each
+        # sentence has queries and keys of its own.
         if summand != "product":
             return True
     return False
