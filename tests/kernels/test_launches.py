@@ -586,8 +586,8 @@ def test_memory_for_the_sums_of_long_sentences():
 
 
 def test_the_memory_of_a_group_is_followed_by_that_of_the_next_group():
-    """The last name has all memory behind its beginning."""
-    memory = launches.repeat_for_groups({"dense_key": 12, "bias_row": 4}, num_groups=3)
+    """The last piece has all memory behind its beginning."""
+    memory = launches.measure_memory_of_groups({"dense_key": 12, "bias_row": 4}, num_groups=3)
     assert memory == {"dense_key": 12, "bias_row": 4 + 2 * (12 + 4)}
 
 

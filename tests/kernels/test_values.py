@@ -677,8 +677,8 @@ def test_queries_of_one_sentence_or_head_are_copied_for_all():
     """They are copied even if they are a part of a projection that has the queries of all sentences and heads."""
     projection = torch.randn(5, 3, 24)
     query, key, value = (part.unflatten(-1, (2, 4)).permute(1, 2, 0, 3) for part in projection.split(8, dim=-1))
-    assert tensors.pack([query, key, value]) is projection
+    assert tensors.pack([query, key], value) is projection
     for shared_query in (query[:1], query[:, :1]):
-        packed_query = tensors.pack([shared_query, key, value])[:, :, :8]
+        packed_query = tensors.pack([shared_query, key], value)[:, :, :8]
         query_by_head = packed_query.unflatten(-1, (2, 4)).permute(1, 2, 0, 3)
         torch.testing.assert_close(query_by_head, shared_query.expand(3, 2, 5, 4))

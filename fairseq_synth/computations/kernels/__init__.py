@@ -203,20 +203,20 @@ def attend_without_dropping(
 ) -> Tensor:
     """Returns the result (T B, C) of the kernels that `compute` would launch, but without dropping a weight.
 
-    This result can be compared with the definition's. Each kernel is compiled in two versions. `compute` launches
-
-    - without dropout, the version that drops nothing.
-    - with dropout, the version that reads a probability and a seed. Here it reads the probability 0 and any seed.
+    So it can be compared with the definition's result.
     """
-    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
-    has_dropout = dropout > 0
-    # The layout also says which version is launched. This does not change with the probability.
-    plan = find_plan(call.layout.with_probability_0())
-    compile_kernels(plan, call.tensors)
-    seed = None
-    if has_dropout:
-        # This version needs a seed, but it has no effect. A random one would change the random numbers of the training.
+    call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout=0.0)
+    if dropout == 0:
+        layout = call.layout
+        seed = None
+    else:
+        # `compute` would launch kernels that are compiled with code for dropout. These are launched here, too. But in
+        # the layout, the probability of dropping a weight is 0. They need a seed, which then has no effect. A random
+        # one would change the random numbers of the training.
+        layout = call.layout._replace(has_dropout=True)
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
+    plan = find_plan(layout)
+    compile_kernels(plan, call.tensors)
     out: Tensor = KernelAttention.apply(plan, seed, *call.tensors)
     return out
 
@@ -302,43 +302,36 @@ def compile_kernels(plan: Plan, call_tensors: CallTensors) -> None:
 
 
 def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
-    """Returns a tensor of the right type for each tensor that the launches of a plan use.
+    """Returns all tensors that the launches of a plan use, or for those that do not exist yet, others of the same type.
 
-    A kernel is compiled for the types of its tensors. Their sizes and values do not matter, so that nothing large is
-    allocated for it. In the place of each tensor stands one of the same type:
-
-    =========================================  ================================================
-    tensor                                     what stands in its place
-    =========================================  ================================================
-    tensors of the call                        they themselves
-    the seed, with dropout                     an integer
-    the output and its gradient                the values of the call
-    ``lse`` (see `PassTensors`)                a number in fp32
-    the gradient of a tensor, if it is wanted  the tensor
-    partial sums, as far as there are any      the number in fp32
-    =========================================  ================================================
-
-    All other tensors are None, as they are when the kernels are called.
+    A kernel is compiled for the types of its tensors, and their sizes and values do not matter. So nothing large is
+    allocated here: a tensor of the call takes the place of a result of its type.
     """
     layout = plan.layout
     values = call_tensors.packed  # it has the values, and perhaps queries and keys
-    number = values.new_empty(1, dtype=torch.float32)
+    # The kernels read the tensors of the call, which exist already, and a seed for dropout.
     seed = None
     if layout.has_dropout:
         seed = values.new_empty(1, dtype=torch.int64)
-    gradients: dict[str, Tensor] = {}
-    for name in layout.wanted:
-        gradients[name] = getattr(call_tensors, name)
-    partial_sums: dict[str, Tensor] = {}
-    for name in plan.launches.memory:
-        partial_sums[name] = number
+    kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
+    # The output and its gradient have the type of the values. `lse`, a number for each row, is in fp32.
+    out = values
+    out_gradient = values
+    lse = values.new_empty(1, dtype=torch.float32)
+    # Each gradient that is wanted has the type of its tensor. All other gradients are None.
+    wanted_tensors = {name: getattr(call_tensors, name) for name in layout.wanted}
+    gradients = CallTensors(**wanted_tensors)
+    # Partial sums are in fp32. `memory` has the names of those that the kernels write.
+    any_sum = values.new_empty(1, dtype=torch.float32)
+    named_sums = dict.fromkeys(plan.launches.memory, any_sum)
+    partial_sums = PartialSums(**named_sums)
     return find_backward_tensors(
-        find_kernel_tensors(call_tensors, seed, has_query=plan.has_query),
-        out=values,
-        out_gradient=values,
-        lse=number,
-        gradients=CallTensors(**gradients),
-        partial_sums=PartialSums(**partial_sums),
+        kernel_tensors,
+        out=out,
+        lse=lse,
+        out_gradient=out_gradient,
+        gradients=gradients,
+        partial_sums=partial_sums,
     )
 
 
@@ -369,7 +362,7 @@ def allocate_sums(plan: Plan, out_gradient: Tensor) -> PartialSums:
     if not sizes:
         return PartialSums()
     # A single allocation is divided. The kernels rely on tensors that lie one behind the other, and would write into
-    # foreign memory if each had an allocation of its own (`launches.repeat_for_groups`).
+    # foreign memory if each had an allocation of its own (`launches.measure_memory_of_groups`).
     memory = out_gradient.new_empty(sum(sizes.values()), dtype=torch.float32)
     pieces = memory.split_with_sizes(list(sizes.values()))  # `split` would be much slower
     piece_of_name = dict(zip(sizes, pieces))
@@ -393,22 +386,23 @@ class KernelAttention(torch.autograd.Function):
             inputs: The fields of a `CallTensors`. Each is an argument of its own, because autograd does not look for
                 tensors inside a record.
         """
+        call_tensors = CallTensors(*inputs)  # the record again
         layout = plan.layout
-        call_tensors = CallTensors(*inputs)
         out = call_tensors.packed.new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
+        lse = None
+        saved_out = None
         if plan.is_long:
-            # The kernel also writes the logarithm of the softmax's denominator for each row: `lse`, log-sum-exp.
+            # For long sentences, the backward pass reads two results of this pass: `out`, and for each row the
+            # logarithm of the softmax's denominator, `lse`. For short ones, it computes everything from the
+            # inputs. Then `out` is not saved, so that its memory can be freed.
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
-            ctx.save_for_backward(out, lse, seed, *inputs)
-        else:
-            # The backward pass computes short sentences again, so that the memory of the output need not be kept.
-            lse = None
-            ctx.save_for_backward(None, None, seed, *inputs)
+            saved_out = out
         ctx.plan = plan
+        ctx.save_for_backward(saved_out, lse, seed, *inputs)  # `backward` takes them in this order
         kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
         # torch makes the GPU of the tensors the current one before the backward pass, but not before this pass.
         with torch.cuda.device_of(out):
-            run(plan.launches.forward, PassTensors(kernel_tensors, out=out, lse=lse))  # writes `out` and `lse`
+            run(plan.launches.forward, PassTensors(kernel_tensors, out=out, lse=lse))  # fills `out` and `lse`
         return out
 
     @staticmethod
@@ -453,17 +447,21 @@ def compute_gradients(
         out, lse: What the forward pass has written; None for short sentences, for which it is not read.
         out_gradient: The gradient of the output, (T B, C), contiguous.
     """
-    # The kernels write into these two. Kernels that are launched later also read the partial sums.
+    # What the kernels write. So far, it is memory without contents.
     gradients = allocate_gradients(plan, call_tensors)
-    partial_sums = allocate_sums(plan, out_gradient)
-    pass_tensors = find_backward_tensors(
-        find_kernel_tensors(call_tensors, seed, has_query=plan.has_query),
+    partial_sums = allocate_sums(plan, out_gradient)  # gradients of groups of sentences, which the last kernel adds up
+    # What they read.
+    kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
+    arguments = find_backward_tensors(
+        kernel_tensors,
         out=out,
         lse=lse,
         out_gradient=out_gradient,
         gradients=gradients,
         partial_sums=partial_sums,
     )
+    # Each launch fills some of `gradients` and `partial_sums` in place. The order matters: kernels read partial sums
+    # that the launches before them have written.
     for launch in plan.launches.backward:
-        run(launch, pass_tensors)
+        run(launch, arguments)
     return gradients

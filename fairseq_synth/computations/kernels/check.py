@@ -45,7 +45,7 @@ class Comparison(NamedTuple):
     """What a comparison has shown."""
 
     is_finite: bool  # whether the definition's results are finite; if not, nothing is known about the kernels'
-    difference: str  # what differs, or an empty string
+    difference: str = ""  # what differs, or an empty string
 
 
 class Results(NamedTuple):
@@ -201,7 +201,10 @@ def compare(call: Call, compute: Compute) -> Comparison:
     output_gradient = choose_output_gradient(call, sentences)
     with without_hooks_on_saved_tensors():
         results = compute_by_kernels(call, compute, sentences, output_gradient)
-        return compare_with_definition(call, results, sentences, output_gradient)
+        # The definition is computed in fp32. A training may have switched autocast on, by which torch would compute
+        # products in half precision.
+        with torch.autocast(call.value.device.type, enabled=False):
+            return compare_with_definition(call, results, sentences, output_gradient.float())
 
 
 def without_hooks_on_saved_tensors() -> AbstractContextManager[None]:
@@ -214,27 +217,24 @@ def without_hooks_on_saved_tensors() -> AbstractContextManager[None]:
 
 
 def compare_with_definition(call: Call, results: Results, sentences: Tensor, output_gradient: Tensor) -> Comparison:
-    """Computes a call by the definition, and compares the results of the kernels with it.
+    """Computes some sentences of a call by the definition, and compares the results of the kernels with its results.
 
     Args:
         call: The call.
         results: The kernels' results.
-        sentences: The numbers of the sentences that the results are of.
-        output_gradient: The gradient of the output, (T, sentences, C).
+        sentences: The numbers of the sentences.
+        output_gradient: The gradient of the output, (T, sentences, C), in fp32.
     """
-    # The definition is computed in fp32: autocast, which a training may have switched on, would take half precision.
-    with torch.autocast(call.value.device.type, enabled=False):
-        gradient_in_fp32 = output_gradient.float()
-        definition = Definition(call, sentences)
-        expected = definition.compute(gradient_in_fp32)
-        if not are_finite(expected):
-            return Comparison(is_finite=False, difference="")  # a loss that overflows says nothing about the kernels
-        # The error of each result is divided by its scale. It may then be as large as the tolerance.
-        scales = definition.scales(expected, gradient_in_fp32)
-        tolerance = definition.tolerance(call.value.dtype)
+    definition = Definition(call, sentences)
+    expected = definition.compute(output_gradient)
+    if not are_finite(expected):
+        return Comparison(is_finite=False)  # a loss that overflows says nothing about the kernels
+    # How much a result may differ from what is expected, in the norm: ``tolerance * scale``, with its own scale.
+    tolerance = definition.tolerance(call.value.dtype)
+    scales = definition.scales(expected, output_gradient)
     differences = describe_differences(results, expected, scales, tolerance)
     if not differences:
-        return Comparison(is_finite=True, difference="")
+        return Comparison(is_finite=True)
     joined_differences = "; ".join(differences)
     return Comparison(is_finite=True, difference=f"{describe(call)}: {joined_differences}")
 
@@ -351,10 +351,11 @@ class Definition:
     """The definition's results for some sentences of a call, in fp32, and the norms that errors are relative to.
 
     Attributes:
-        copies: Copies of all tensors of the call, with all its sentences.
-        leaves: The leaves of these copies that need gradients, by their names.
+        copies: Copies of the tensors of the call, with all its sentences.
+        leaves: The tensors that these copies are, or are views of, by their names. Autograd computes their gradients.
         value, key_padding_mask: Those of the sentences to compare.
-        terms, logits, scores: The logits of these sentences: as a list of terms, as `Logits`, and as one tensor S.
+        logits: The logits S of these sentences, as the list of their terms.
+        total_logits: The sum of these terms, one tensor (sentences or 1, H or 1, T or 1, T).
     """
 
     def __init__(self, call: Call, sentences: Tensor) -> None:
@@ -366,19 +367,18 @@ class Definition:
         """
         self.call = call
         self.sentences = sentences
-        # All sentences are copied. So the gradients have the sizes of the kernels' gradients, with which they are
-        # compared. They are 0 in the sentences that are not taken below.
+        # The leaves have all sentences of the call, so that their gradients can be compared with the kernels'. All of
+        # them need gradients, or autograd would refuse to differentiate logits that need none.
         self.copies = copy_call(call, torch.float32, all_need_gradients=True)
         self.leaves = self.copies.leaves_with_gradients()
-        # Only the sentences to compare are computed. Autograd records how they are taken from the copies.
+        # Everything from here on has only the sentences to compare. They are taken from the copies by operations that
+        # autograd records, so that gradients reach the leaves. For the other sentences they are 0.
         self.value = self.take_sentences(self.copies.value)
-        self.terms = [self.take_sentences_of_term(term) for term in self.copies.terms]
+        self.logits = Logits(self.take_sentences_of_term(term) for term in self.copies.terms)
+        self.total_logits = self.logits.total(call.layout.length)
         self.key_padding_mask = None
         if call.key_padding_mask is not None:
             self.key_padding_mask = self.take_sentences(call.key_padding_mask)
-        # The sum of the terms in two forms: not added up yet, and as one tensor S.
-        self.logits = Logits(self.terms)
-        self.scores = self.logits.total(call.layout.length)
 
     def take_sentences(self, x: Tensor) -> Tensor:
         """Returns the sentences to compare of a tensor; the whole tensor if the batch shares it."""
@@ -400,44 +400,41 @@ class Definition:
     def tolerance(self, dtype: torch.dtype) -> float:
         """Returns how large a relative error in a type may be; see the head of this module."""
         roundoff = max(torch.finfo(dtype).eps / 2, LEAST_ROUNDOFF)
-        return roundoff * (ROUNDINGS + float(self.scores.detach().abs().max()))
+        return roundoff * (ROUNDINGS + float(self.total_logits.detach().abs().max()))
 
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        The scale of the output is its norm. A gradient is computed by subtractions and additions, whose results have
-        the errors of the numbers that go in: ``1.01 - 1.00`` is 0.01, with the rounding errors of numbers near 1. So
-        the scale of a gradient is the largest of up to three norms:
-
-        1. The norm of the gradient.
-        2. The norm that it would have before a subtraction. The gradient of the logits is ``dS = G - P rowsum(G)``, in
-           which P are the attention weights. All gradients but that of the values are computed from it. The norm is
-           the one that they would have if dS were G.
-        3. The norm of the numbers before an addition, for a weight of a mixture: its gradient is the sum of many
-           numbers, which may be large even if they add up to nearly 0.
+        This is the norm of the result. But a result may be a small difference or sum of large numbers, as 0.01 is
+        ``1.01 - 1.00``. Its rounding errors are those of the large numbers. Then it is their norm, which is larger.
 
         Args:
             results: The definition's results.
             output_gradient: The gradient of the output, (T, sentences, C).
         """
+        # Most gradients are computed from that of the logits, which is a difference: ``G - P rowsum(G)``, with the
+        # attention weights P. The large numbers are what these gradients would be without the subtraction.
         weighted_gradient = self.compute_weighted_gradient(output_gradient)  # G
-        norms_without_subtraction = self.norms_without_subtraction(weighted_gradient)
-        norms_before_addition = self.norms_before_addition(weighted_gradient)
+        norms_without_subtraction = self.measure_without_subtraction(weighted_gradient)
+        # The gradient of a weight of a mixture is, besides, a sum over all logits. The large numbers are its summands.
+        norms_of_summands = self.measure_summands(weighted_gradient)
         scales = {"output": float(results.output.norm())}
         for name, gradient in results.gradients.items():
-            norms = [float(gradient.norm()), norms_without_subtraction[name]]
-            if name in norms_before_addition:  # the tensor has weights of a mixture
-                norms.append(norms_before_addition[name])
-            scales[name_of_gradient(name)] = max(norms)
+            scales[name_of_gradient(name)] = max(
+                float(gradient.norm()),
+                norms_without_subtraction[name],
+                norms_of_summands.get(name, 0.0),  # 0 for a tensor that has no weights of a mixture
+            )
         return scales
 
+    @torch.no_grad()
     def compute_weighted_gradient(self, output_gradient: Tensor) -> Tensor:
         """Returns ``G = P * dP``, elementwise, (B, H, T, T), for the attention weights P and their gradient dP.
 
-        The gradient of the logits is ``G - P * rowsum(G)``.
+        The gradient of the logits is ``G - P * rowsum(G)``. B are the sentences to compare.
 
         Args:
-            output_gradient: The gradient of the output, (T, B, C). B are the sentences to compare.
+            output_gradient: The gradient dY of the output, (T, B, C).
         """
         layout = self.call.layout
         bsz = self.value.size(0)
@@ -449,44 +446,47 @@ class Definition:
             key_padding_mask=self.key_padding_mask,
             attn_mask=self.call.attn_mask,
             bsz=bsz,
-        ).detach()  # P, (B, H, T, T)
-        gradient_of_heads = output_gradient.view(layout.length, bsz, layout.num_heads, -1)  # (T, B, H, d_h)
-        gradient_by_head = gradient_of_heads.permute(1, 2, 0, 3)  # (B, H, T, d_h), as the values
-        # The output of a head is ``P V``. So dP is the product of the output's gradient and V^T.
-        gradient_of_weights = gradient_by_head @ self.value.detach().transpose(2, 3)
+        )  # P, (B, H, T, T)
+        # The output of a head is ``Y = P V``. So dP is ``dY V^T``: the gradient of the weight of column s in row t is
+        # the sum of ``dY[t] * V[s]`` over the features d of the head.
+        gradient_of_heads = output_gradient.view(layout.length, bsz, layout.num_heads, -1)  # dY, (T, B, H, d_h)
+        gradient_of_weights = torch.einsum("tbhd,bhsd->bhts", gradient_of_heads, self.value)  # dP, (B, H, T, T)
         return weights * gradient_of_weights
 
-    def norms_without_subtraction(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf: the norm that its gradient would have if G were the gradient of the logits S}.
+    def measure_without_subtraction(self, weighted_gradient: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf: the norm that its gradient would have if G were the gradient of the logits}.
+
+        A leaf is a copy of a tensor of the call. The norm is 0 if the logits do not depend on it, as on the values.
 
         Args:
             weighted_gradient: G, which `compute_weighted_gradient` returns.
         """
-        # S has the size 1 where sentences, heads or rows share their logits. Their gradients are added up.
-        gradient_of_scores = weighted_gradient.sum_to_size(self.scores.size())
-        gradients = differentiate(self.scores, self.leaves, gradient_of_scores)
+        # The logits have the size 1 where sentences, heads or rows share them. Their gradients are added up.
+        gradient_of_logits = weighted_gradient.sum_to_size(self.total_logits.size())
+        gradients = differentiate(self.total_logits, self.leaves, gradient_of_logits)
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
-    def norms_before_addition(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf: the norm of the numbers whose sum is its gradient}, for leaves with weights.
+    def measure_summands(self, weighted_gradient: Tensor) -> dict[str, float]:
+        """Returns {name of a leaf that has weights of a mixture: the norm of the numbers that add up to its gradient}.
 
-        The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``, in which each term has a weight. The gradient of w_1 is
-        the sum of ``dS * S_1`` over all logits of a head. The norm is that of ``G * S_1``, before they are added up, of
-        all heads together. It has G in place of dS for the reason that `scales` gives.
+        This is for `scales`: if the numbers nearly cancel, their sum is small, but has the rounding errors of them all.
+        A leaf is a copy of a tensor of the call, for example of one that has the weights of all terms as its rows.
 
-        One leaf may have the weights of several terms, w_1 and w_2. Then the largest of their norms counts.
+        The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``, with a weight for each term. The gradient of w_1 is the
+        sum of ``dS * S_1`` over all logits of a head. The gradient dS of the logits is a difference that may itself be
+        small, ``G - P rowsum(G)``. So the numbers here are ``G * S_1``.
 
         Args:
             weighted_gradient: G, which `compute_weighted_gradient` returns.
         """
         norms: dict[str, float] = {}
-        for term in self.terms:
+        for term in self.logits.terms():
             if term.weight is None:
                 continue
-            numbers = weighted_gradient * self.compute_unweighted_logits(term)  # G * S_1
+            numbers = weighted_gradient * self.compute_unweighted_logits(term)  # G * S_1, in all heads
             leaf_name = self.copies.name_of_leaf(term.weight)
-            largest_so_far = norms.get(leaf_name, 0.0)
-            norms[leaf_name] = max(float(numbers.norm()), largest_so_far)
+            norm_of_other_terms = norms.get(leaf_name, 0.0)  # not 0 if the leaf has the weight of another term, too
+            norms[leaf_name] = max(float(numbers.norm()), norm_of_other_terms)
         return norms
 
     def compute_unweighted_logits(self, term: Term) -> Tensor:

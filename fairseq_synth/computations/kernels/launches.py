@@ -47,8 +47,8 @@ class Layout(NamedTuple):
     value_width: int  # features of a value in each head
     weight_rows: WeightRows
     is_causal: bool
-    has_dropout: bool  # whether the kernels are compiled with dropout
-    dropout: float  # the probability, a number that such kernels are given
+    has_dropout: bool  # whether the kernels are compiled with code for dropout
+    dropout: float  # the probability of dropping a weight, a number that such kernels are given
     wanted: tuple[str, ...]  # names of the tensors that need a gradient
     # The sizes of a summand that does not occur are 0.
     query_width: int = 0  # features of a query, and of a key that differs by sentence
@@ -72,13 +72,6 @@ class Layout(NamedTuple):
             "matrix": self.matrix_columns,
         }
         return [summand for summand, size in sizes.items() if size > 0]
-
-    def with_probability_0(self) -> "Layout":
-        """Returns the layout of the same kernels, which are given 0 as the probability of dropping a weight.
-
-        `has_dropout` stays as it is, because kernels that are compiled without dropout would be other kernels.
-        """
-        return self._replace(dropout=0.0)
 
     def is_short(self) -> bool:
         """Returns whether the kernels for short sentences compute the call. Their tile is a whole sentence.
@@ -197,15 +190,13 @@ class Launch:
         unused_directions = [1] * (3 - len(grid))
         self.grid = (*grid, *unused_directions)
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
-        tensor_names: list[str] = []  # ["out", "lse"] in the example
-        self.numbers: dict[str, Any] = {}  # {"T": 2, "B": 3}
-        # `args` relies on the order of the kernel's arguments, in which the tensors come first.
-        for name in kernel.arg_names:
-            if name in numbers:
-                self.numbers[name] = numbers[name]
-            else:
-                tensor_names.append(name)
-        self.read_tensors = make_reader(tensor_names)
+        tensor_names = [name for name in kernel.arg_names if name not in numbers]  # ["out", "lse"]
+        number_names = [name for name in kernel.arg_names if name in numbers]  # ["T", "B"], in the kernel's order
+        assert kernel.arg_names == tensor_names + number_names, "`args` needs kernels whose tensors come first"
+        assert len(tensor_names) > 1, "for a single name, attrgetter would read no tuple"
+        # A function that reads the tensors from a `PassTensors`: ``(x.out, x.lse)``. It is faster than a loop.
+        self.read_tensors: Callable[[PassTensors], tuple[Any, ...]] = attrgetter(*tensor_names)
+        self.numbers = {name: numbers[name] for name in number_names}  # {"T": 2, "B": 3}
         self.compiled: Callable[..., None] | None = None  # until `compile` is called
 
     def args(self, tensors: PassTensors) -> list[Any]:
@@ -265,15 +256,6 @@ class Launch:
         return LoadedKernel(launch, num_warps, num_stages, num_spills=compiled.n_spills)
 
 
-def make_reader(names: Sequence[str]) -> Callable[[PassTensors], tuple[Any, ...]]:
-    """Returns a function that reads some fields of a record: with ["out", "lse"], ``(record.out, record.lse)``.
-
-    The function is called at each launch. It is faster than a loop over the names.
-    """
-    assert len(names) > 1, "attrgetter returns a tuple only for two or more names"
-    return attrgetter(*names)
-
-
 class LoadedKernel(NamedTuple):
     """A kernel that is compiled and loaded on a GPU."""
 
@@ -328,36 +310,45 @@ def has_unused_left_factors(layout: Layout) -> bool:
 
 
 def plan_short_sentences(layout: Layout) -> Launches:
-    """Returns the launches of the kernels for short sentences: one forward, and one backward that is followed by `add`.
+    """Returns the launches of the kernels for short sentences: one forward, and up to two backward.
 
-    A program of the backward pass computes one head of a group of sentences. It writes the gradients that each of these
-    sentences has for itself, such as those of its values. For the tensors that all sentences share, and the weights of
-    a mixture, it writes sums over the group, and `add` adds up the groups.
+    - `backward_short` writes the gradients that each sentence has for itself, such as those of its values. For tensors
+      that all sentences share, and for the weights of a mixture, it writes partial sums.
+    - `add` adds up the partial sums.
     """
     forward = plan_forward_short(layout)
     if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
-    sums = plan_group_sums(
+    work = plan_work(
         layout,
         tiles_per_head=1,  # the tile is a whole sentence
         shared_tensors=SHARED_TENSORS,
         summands=SUMMANDS,
     )
-    backward = [plan_backward_short(layout, sums)]
-    # For long sentences, three kernels leave something for `add`. Here all three arguments are about the same kernel.
-    # Each of its programs leaves a part of the gradient of the weight of the outer product.
-    addition = plan_addition(layout, outer_weight_parts=sums.programs_per_head(), column_sums=sums, matrix_sums=sums)
+    backward = [plan_backward_short(layout, work)]
+    # `add` has to know how the kernels that write the partial sums divide their work. Here a single kernel writes all.
+    addition = plan_addition(
+        layout,
+        outer_weight_from=work,  # a part of the gradient of the weight of ``outer`` from each program
+        columns_from=work,  # sums for dense_key and bias_row, and parts for the weights of product, dense and bias_row
+        matrix_from=work,  # sums for the matrix, and parts for its weight
+    )
     backward.extend(addition)
-    return Launches(forward, backward, memory=sums.memory)
+    return Launches(forward, backward, memory=work.memory)
 
 
 def plan_forward_short(layout: Layout) -> Launch:
-    """Returns the launch that writes ``out`` for short sentences. A program computes one head of a group of them."""
+    """Returns the launch that writes ``out`` for short sentences.
+
+    A program is what a GPU runs in parallel with others. Here it computes one head of a group of sentences, one
+    sentence after the other.
+    """
     from .triton_attention import forward_short
 
-    # These programs need no memory for sums. So there may be four times as many as the `PROGRAMS` of a backward pass.
+    # More programs keep a GPU busier. A backward pass aims at only `PROGRAMS` of them, because each needs memory for
+    # its partial sums. These programs need none, so that there may be four times as many.
     max_programs = 4 * PROGRAMS
-    max_groups = divide_up(max_programs, layout.num_heads)
+    max_groups = divide_up(max_programs, layout.num_heads)  # each group has a program for each head
     groups = divide_sentences(layout.bsz, max_groups)
     tile = Tile.for_whole_sentence(layout, is_forward=True)
     return Launch(
@@ -369,56 +360,57 @@ def plan_forward_short(layout: Layout) -> Launch:
     )
 
 
-def plan_backward_short(layout: Layout, sums: "GroupSums") -> Launch:
+def plan_backward_short(layout: Layout, work: "Work") -> Launch:
     """Returns the launch that writes gradients for short sentences.
 
     A program computes one head, in all sentences of a group.
 
     Args:
         layout: The layout.
-        sums: Which groups there are, and where a program writes its sums over the group.
+        work: Which groups there are, and where a program writes its sums over the group.
     """
     from .triton_attention import backward_short
 
     tile = Tile.for_whole_sentence(layout, is_forward=False)
     return Launch(
         kernel=backward_short,
-        grid=(layout.num_heads, sums.groups.num_groups),  # a program for each head in each group
-        numbers={**make_numbers(layout, tile), **sums.group_numbers()},
+        grid=(layout.num_heads, work.groups.num_groups),  # a program for each head in each group
+        numbers={**make_numbers(layout, tile), **work.group_numbers()},
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
 
 
 def plan_long_sentences(layout: Layout) -> Launches:
-    """Returns the launches of the kernels for sentences of any length: one forward, and several backward.
+    """Returns the launches of the kernels for sentences of any length: one forward, and up to four backward.
 
-    Up to four kernels are launched in the backward pass, each if it has anything to write:
-
-    - `backward_rows` writes ``delta``, which the next two read, and the gradients of queries, dense_query and factors.
-    - `backward_columns` writes the gradients of keys and values, and sums for dense_key, bias_row and weights.
-    - `backward_matrix` writes sums for the matrix and its weight.
-    - `add` adds up the sums.
+    - `backward_rows` writes the gradients of queries, dense_query and factors, and ``delta`` for the next two.
+    - `backward_columns` writes the gradients of values and keys, and partial sums for dense_key, bias_row and weights.
+    - `backward_matrix` writes partial sums for the matrix and its weight.
+    - `add` adds up the partial sums.
     """
     forward = plan_forward_long(layout)
     if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
-    rows = plan_row_memory(layout)
-    columns = plan_column_sums(layout)
-    matrix = plan_matrix_sums(layout)
+    # How each kernel divides its work among programs, and the memory for what these leave for later kernels.
+    rows = plan_row_work(layout)
+    columns = plan_column_work(layout)
+    matrix = plan_matrix_work(layout)
+    # Each kernel is launched if it has anything to write. The order matters: the first one writes what the next two
+    # read, and the last one adds up what the others have written.
     backward = []
-    # `backward_rows` comes first, because the next two kernels read the `delta` that it writes.
     if needs_delta(layout):
         backward.append(plan_backward_rows(layout, rows))
-    wants_keys_or_values = "packed" in layout.wanted
-    if wants_keys_or_values or columns.has_sums():
+    wants_values_or_keys = "packed" in layout.wanted  # this tensor has the values, and perhaps queries and keys
+    if wants_values_or_keys or columns.leaves_sums():
         backward.append(plan_backward_columns(layout, columns))
-    if matrix.has_sums():
+    if matrix.leaves_sums():
         backward.append(plan_backward_matrix(layout, matrix))
-    # Each program of `backward_rows` leaves a part of the gradient of the weight of the outer product.
-    addition = plan_addition(layout, outer_weight_parts=rows.programs_per_head, column_sums=columns, matrix_sums=matrix)
+    addition = plan_addition(layout, outer_weight_from=rows, columns_from=columns, matrix_from=matrix)
     backward.extend(addition)
-    return Launches(forward, backward, memory={**columns.memory, **matrix.memory, **rows.memory})
+    # For a kernel that is not launched, this is empty.
+    memory = {**columns.memory, **matrix.memory, **rows.memory}
+    return Launches(forward, backward, memory)
 
 
 def plan_forward_long(layout: Layout) -> Launch:
@@ -439,15 +431,19 @@ def plan_forward_long(layout: Layout) -> Launch:
     )
 
 
-def plan_backward_rows(layout: Layout, rows: "RowMemory") -> Launch:
+def plan_backward_rows(layout: Layout, work: "Work") -> Launch:
     """Returns the launch that writes ``delta`` and the gradients of rows.
 
     A program computes a tile of rows of one head in one sentence.
+
+    Args:
+        layout: The layout.
+        work: How many programs compute a head.
     """
     from .triton_attention import backward_rows
 
     tile = Tile.for_kernel("rows", layout)
-    num_programs = layout.num_heads * rows.programs_per_head  # for each head of each sentence, one for each tile
+    num_programs = layout.num_heads * work.programs_per_head()  # for each head of each sentence, one for each tile
     return Launch(
         kernel=backward_rows,
         grid=(num_programs,),
@@ -457,45 +453,45 @@ def plan_backward_rows(layout: Layout, rows: "RowMemory") -> Launch:
     )
 
 
-def plan_backward_columns(layout: Layout, sums: "GroupSums") -> Launch:
+def plan_backward_columns(layout: Layout, work: "Work") -> Launch:
     """Returns the launch for the gradients of columns, such as those of keys and values.
 
     A program computes a tile of columns of one head, in all sentences of a group.
 
     Args:
         layout: The layout.
-        sums: Which groups there are, and where a program writes its sums over the group.
+        work: Which groups there are, and where a program writes its sums over the group.
     """
     from .triton_attention import backward_columns
 
     tile = Tile.for_kernel("columns", layout)
-    num_programs = layout.num_heads * sums.programs_per_head()  # for each head in each group, one for each tile
+    num_programs = layout.num_heads * work.programs_per_head()  # for each head in each group, one for each tile
     return Launch(
         kernel=backward_columns,
         grid=(num_programs,),
-        numbers={**make_numbers(layout, tile), **sums.group_numbers()},
+        numbers={**make_numbers(layout, tile), **work.group_numbers()},
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
 
 
-def plan_backward_matrix(layout: Layout, sums: "GroupSums") -> Launch:
+def plan_backward_matrix(layout: Layout, work: "Work") -> Launch:
     """Returns the launch for the gradient of the matrix.
 
     A program computes a tile of rows and columns of one head, and sums over the sentences of a group.
 
     Args:
         layout: The layout.
-        sums: Which groups there are, and where a program writes its sums over the group.
+        work: Which groups there are, and where a program writes its sums over the group.
     """
     from .triton_attention import backward_matrix
 
     tile = Tile.for_kernel("matrix", layout)
-    num_programs = layout.num_heads * sums.programs_per_head()  # for each head in each group, one for each tile
+    num_programs = layout.num_heads * work.programs_per_head()  # for each head in each group, one for each tile
     return Launch(
         kernel=backward_matrix,
         grid=(num_programs,),
-        numbers={**make_numbers(layout, tile), **sums.group_numbers()},
+        numbers={**make_numbers(layout, tile), **work.group_numbers()},
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -522,7 +518,7 @@ def make_numbers(layout: Layout, tile: "Tile") -> dict[str, Any]:
     return {**numbers._asdict(), "constants": make_constants(layout, tile)}
 
 
-# ---- sums over groups of sentences
+# ---- the work of the kernels of a backward pass
 
 
 class SentenceGroups(NamedTuple):
@@ -532,24 +528,24 @@ class SentenceGroups(NamedTuple):
     sentences_per_group: int  # the last group may have fewer
 
 
-class GroupSums(NamedTuple):
-    """How a kernel sums gradients over groups of sentences, and the memory that the sums need.
+class Work(NamedTuple):
+    """How a kernel of a backward pass divides its work among programs, and the memory for what these leave behind.
 
     A program computes a tile of a head in all sentences of a group. It adds up their gradients of what all sentences
-    share, and writes the sums into memory. `plan_addition` plans the launch that adds up the groups.
+    share, and leaves the sums in memory. `plan_addition` plans the launch that adds up the sums of all programs.
     """
 
     groups: SentenceGroups
     tiles_per_head: int  # so many programs compute a head in a group
     numbers_per_group: int  # how many numbers the sums of a group have, without the parts of the weights' gradients
-    memory: dict[str, int]  # {field of `PartialSums`: how many numbers it has}
+    memory: dict[str, int]  # {field of `PartialSums`: how many numbers it has}; empty if nothing is left behind
 
     def programs_per_head(self) -> int:
         """Returns how many programs compute a head. Each leaves a part of the gradients of the weights."""
         return self.groups.num_groups * self.tiles_per_head
 
-    def has_sums(self) -> bool:
-        """Returns whether the kernel has any sum to write: whether one of the gradients that it sums is wanted."""
+    def leaves_sums(self) -> bool:
+        """Returns whether the programs have any sums to leave behind."""
         return bool(self.memory)
 
     def group_numbers(self) -> dict[str, int]:
@@ -561,31 +557,29 @@ class GroupSums(NamedTuple):
         return numbers._asdict()
 
 
-class RowMemory(NamedTuple):
-    """What `backward_rows` leaves in memory for the kernels that follow it. It sums no gradient over sentences."""
+def plan_row_work(layout: Layout) -> Work:
+    """Returns the work of `backward_rows`. A program computes a tile of rows of one head in one sentence.
 
-    programs_per_head: int  # how many programs compute a head
-    memory: dict[str, int]  # {field of `PartialSums`: how many numbers it has}
-
-
-def plan_row_memory(layout: Layout) -> RowMemory:
-    """Returns what `backward_rows` leaves in memory: ``delta``, and parts of the gradient of the weight of ``outer``.
-
-    A program computes a tile of rows of one head in one sentence. For example, 10 sentences of 2 tiles are 20 programs
-    for each head. The gradient of the weight of a head has a part from each of them, 20 parts that `add` adds up.
+    The programs leave ``delta``, and parts of the gradient of the weight of ``outer``. For example, 10 sentences of 2
+    tiles are 20 programs for each head. The gradient of the weight of a head has 20 parts, which `add` adds up.
     """
     tile = Tile.for_kernel("rows", layout)
-    tiles_per_sentence = divide_up(layout.length, tile.rows)  # 2 in the example
-    programs_per_head = layout.bsz * tiles_per_sentence  # 10 * 2
+    tiles_per_head = divide_up(layout.length, tile.rows)  # 2 in the example
+    programs_per_head = layout.bsz * tiles_per_head  # 10 * 2
     memory_of_parts = measure_parts(layout, summands=["outer"], num_parts=programs_per_head)
     memory_of_delta = measure_delta(layout)
-    return RowMemory(programs_per_head, memory={**memory_of_parts, **memory_of_delta})
+    return Work(
+        groups=SentenceGroups(num_groups=layout.bsz, sentences_per_group=1),  # each sentence is a group
+        tiles_per_head=tiles_per_head,
+        numbers_per_group=0,  # there are no sums over groups
+        memory={**memory_of_parts, **memory_of_delta},
+    )
 
 
-def plan_column_sums(layout: Layout) -> GroupSums:
-    """Returns how `backward_columns` sums over sentences. A program computes a tile of columns."""
+def plan_column_work(layout: Layout) -> Work:
+    """Returns the work of `backward_columns`. A program computes a tile of columns."""
     tile = Tile.for_kernel("columns", layout)
-    return plan_group_sums(
+    return plan_work(
         layout,
         tiles_per_head=divide_up(layout.length, tile.columns),
         shared_tensors=["dense_key", "bias_row"],
@@ -593,10 +587,10 @@ def plan_column_sums(layout: Layout) -> GroupSums:
     )
 
 
-def plan_matrix_sums(layout: Layout) -> GroupSums:
-    """Returns how `backward_matrix` sums over sentences. A program computes a tile of rows and columns."""
+def plan_matrix_work(layout: Layout) -> Work:
+    """Returns the work of `backward_matrix`. A program computes a tile of rows and columns."""
     tile = Tile.for_kernel("matrix", layout)
-    return plan_group_sums(
+    return plan_work(
         layout,
         tiles_per_head=divide_up(layout.length, tile.rows) * divide_up(layout.length, tile.columns),
         shared_tensors=["matrix"],
@@ -604,38 +598,36 @@ def plan_matrix_sums(layout: Layout) -> GroupSums:
     )
 
 
-def plan_group_sums(
-    layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str], summands: Sequence[str]
-) -> GroupSums:
-    """Returns how a kernel sums gradients over groups of sentences, and the memory for what it writes.
+def plan_work(layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str], summands: Sequence[str]) -> Work:
+    """Returns how a kernel of a backward pass divides its work among programs, and the memory for what these write.
 
-    For example, 10 sentences may be divided into 3 groups, and each head into 2 tiles. Then 6 programs compute a head:
+    The batch is divided into groups of sentences, and each head into tiles. A program (what a GPU runs in parallel with
+    others) computes one tile of one head in all sentences of one group. With 3 groups and 2 tiles, 6 programs compute a
+    head:
 
                   group 0     group 1     group 2
         tile 0    program 0   program 2   program 4
         tile 1    program 1   program 3   program 5
 
-    They write two kinds of results, each only if the gradient is wanted:
-
-    - Sums, for the gradient of a shared tensor: one in each group. Each program of the group writes the places of its
-      tile.
-    - Parts, for the gradient of a weight, which is a number: one from each program, 6 for each head.
-
     Args:
         layout: The layout.
         tiles_per_head: How many tiles the kernel divides a head of a sentence into.
-        shared_tensors: The tensors in `CallTensors` that all sentences share and whose gradients the kernel computes.
+        shared_tensors: The tensors that all sentences share and whose gradients the kernel computes, such as
+            ["matrix"]. They are fields of `CallTensors`.
         summands: The summands of the logits (`SUMMANDS`) for whose weights the kernel computes gradients.
     """
     groups = choose_groups(layout, tiles_per_head, shared_tensors, summands)  # 3 groups in the example
-    sizes_of_sums = measure_sums(layout, shared_tensors)  # {tensor: how many numbers its sum has in one group}
-    memory_of_sums = repeat_for_groups(sizes_of_sums, groups.num_groups)
-    num_programs = groups.num_groups * tiles_per_head  # 3 * 2 = 6 for each head
-    memory_of_parts = measure_parts(layout, summands, num_parts=num_programs)
-    return GroupSums(
+    # The gradient of a shared tensor has many numbers, and each tile has some of them. So the programs of a group, such
+    # as 0 and 1, write one sum together, and there are 3 sums.
+    sum_sizes = measure_sums(layout, shared_tensors)  # {tensor: how many numbers a sum has}
+    memory_of_sums = measure_memory_of_groups(sum_sizes, groups.num_groups)
+    # The gradient of a weight is one number in each head. Every program writes a part of it, and there are 6 parts.
+    programs_per_head = groups.num_groups * tiles_per_head  # 3 * 2
+    memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
+    return Work(
         groups=groups,
         tiles_per_head=tiles_per_head,
-        numbers_per_group=sum(sizes_of_sums.values()),
+        numbers_per_group=sum(sum_sizes.values()),  # so far it is from the sums of a group to those of the next one
         memory={**memory_of_sums, **memory_of_parts},
     )
 
@@ -646,7 +638,7 @@ def choose_groups(
     """Returns the groups of sentences for a kernel. A program of the kernel computes all sentences of a group.
 
     Args:
-        layout, tiles_per_head, shared_tensors, summands: As in `plan_group_sums`.
+        layout, tiles_per_head, shared_tensors, summands: As in `plan_work`.
     """
     if not gains_from_groups(layout, shared_tensors, summands):
         return SentenceGroups(num_groups=layout.bsz, sentences_per_group=1)  # each sentence is a group
@@ -655,19 +647,25 @@ def choose_groups(
 
 
 def gains_from_groups(layout: Layout, shared_tensors: Sequence[str], summands: Sequence[str]) -> bool:
-    """Returns whether a kernel saves work or memory if one of its programs computes a group of several sentences.
+    """Returns whether a kernel saves work or memory if a program computes a group of sentences instead of a single one.
+
+    It does if a gradient is a sum over sentences: the program adds up its group, and writes the sum once.
 
     Args:
-        layout, shared_tensors, summands: As in `plan_group_sums`.
+        layout: The layout. Its field ``wanted`` has the names of the tensors that need a gradient.
+        shared_tensors: The tensors that all sentences share and whose gradients the kernel computes, such as
+            ["matrix"].
+        summands: The summands of the logits for whose weights the kernel computes gradients, such as ["matrix"].
     """
-    # The gradient of a tensor that all sentences share, such as the matrix, is a sum over sentences. A program adds up
-    # its group in registers, and writes the sum once. `wanted` has the names of the tensors that need a gradient.
-    sums_shared_tensors = any(name in layout.wanted for name in shared_tensors)
-    # The gradient of the weight of a summand is a sum over sentences, too. But for the summand ``product``, nothing is
-    # saved, because each sentence has queries and keys of its own.
-    summands_with_weights = list_wanted_weights(layout, summands)
-    sums_shared_weights = any(summand != "product" for summand in summands_with_weights)
-    return sums_shared_tensors or sums_shared_weights
+    for name in shared_tensors:
+        if name in layout.wanted:
+            return True
+    for summand in list_wanted_weights(layout, summands):
+        # All sentences share the weights, too. But for the weight of ``product``, a group saves nothing, because each
+        # sentence has queries and keys of its own.
+        if summand != "product":
+            return True
+    return False
 
 
 def count_groups_of_busy_gpu(layout: Layout, tiles_per_head: int) -> int:
@@ -695,34 +693,31 @@ def measure_sums(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int
     return {name: align(sizes[name]) for name in shared_tensors if name in layout.wanted}
 
 
-def repeat_for_groups(sizes: dict[str, int], num_groups: int) -> dict[str, int]:
-    """Returns the sizes of the tensors in which the sums of all groups lie, {name: how many numbers}.
+def measure_memory_of_groups(sum_sizes: dict[str, int], num_groups: int) -> dict[str, int]:
+    """Returns {name: how many numbers}, the pieces into which the memory for the sums of all groups is cut.
 
-    For example, the sum of a group has 8 numbers for dense_key and 4 for bias_row, and there are three groups. All sums
-    lie in one piece of memory, group by group, 12 numbers for each:
+    The memory has the sums of group 0, then those of group 1, and so on. For example, a sum has 8 numbers for dense_key
+    and 4 for bias_row, and there are 3 groups:
 
-        place    0             8            12            20           24            32       36
-        sum      dense_key 0 | bias_row 0 | dense_key 1 | bias_row 1 | dense_key 2 | bias_row 2
-        tensor   dense_key   | bias_row
+        place    0             8            12            20           24            32           36
+        sum      dense_key 0 | bias_row 0 | dense_key 1 | bias_row 1 | dense_key 2 | bias_row 2 |
+        piece    dense_key   | bias_row                                                         |
 
-    A kernel is given a tensor for each name, of which it uses only the place where it begins: the sum of group g begins
-    ``12 g`` places later. For dense_key this is behind the end of the tensor, on purpose. So it does not matter which
-    tensor the later groups are in, and the last one has all of them:
-
-        repeat_for_groups({"dense_key": 8, "bias_row": 4}, num_groups=3) == {"dense_key": 8, "bias_row": 28}
+    A kernel is given only where the sums of group 0 begin, here 0 and 8. It finds those of group g ``12 g`` places
+    later, in whatever piece they lie. So two cuts are enough, at 0 and 8, and the last piece has all that follows.
 
     Args:
-        sizes: {name: how many numbers the sum of one group has}, in the order in which the sums lie in memory.
+        sum_sizes: {name: how many numbers the sum of one group has}, in the order in which they lie in memory.
         num_groups: The number of groups.
     """
-    if not sizes:
+    if not sum_sizes:
         return {}
-    numbers_per_group = sum(sizes.values())  # 12
+    numbers_per_group = sum(sum_sizes.values())  # 12
     numbers_of_later_groups = (num_groups - 1) * numbers_per_group  # 24
-    memory = dict(sizes)  # the sums of group 0
-    last_name = list(sizes)[-1]
-    memory[last_name] += numbers_of_later_groups  # 4 + 24
-    return memory
+    pieces = dict(sum_sizes)
+    last_name = list(pieces)[-1]
+    pieces[last_name] += numbers_of_later_groups  # 4 + 24 = 28
+    return pieces
 
 
 def measure_parts(layout: Layout, summands: Sequence[str], num_parts: int) -> dict[str, int]:
@@ -759,16 +754,15 @@ def align(number: int) -> int:
     return divide_up(number, 4) * 4  # a number in fp32 has 4 bytes
 
 
-def plan_addition(
-    layout: Layout, outer_weight_parts: int, column_sums: GroupSums, matrix_sums: GroupSums
-) -> list[Launch]:
+def plan_addition(layout: Layout, outer_weight_from: Work, columns_from: Work, matrix_from: Work) -> list[Launch]:
     """Returns the last launch of a backward pass, which adds up partial sums; no launch if there are none.
 
     Args:
         layout: The layout.
-        outer_weight_parts: How many parts the gradient of the weight of the outer product has in each head.
-        column_sums: The sums for dense_key and bias_row, and the parts for the weights of product, dense and bias_row.
-        matrix_sums: The sums for the matrix, and the parts for its weight.
+        outer_weight_from: The work of the kernel that has written parts for the weight of ``outer``.
+        columns_from: The work of the kernel that has written sums for dense_key and bias_row, and parts for the weights
+            of product, dense and bias_row.
+        matrix_from: The work of the kernel that has written sums for the matrix, and parts for its weight.
     """
     from .triton_sums import add
 
@@ -778,19 +772,19 @@ def plan_addition(
     numbers = AdditionNumbers(
         H=layout.num_heads,
         T=layout.length,
-        column_groups=column_sums.groups.num_groups,
-        column_numbers=column_sums.numbers_per_group,
-        matrix_groups=matrix_sums.groups.num_groups,
-        matrix_numbers=matrix_sums.numbers_per_group,
+        column_groups=columns_from.groups.num_groups,
+        column_numbers=columns_from.numbers_per_group,
+        matrix_groups=matrix_from.groups.num_groups,
+        matrix_numbers=matrix_from.numbers_per_group,
         dense_key_rows=layout.dense_key_rows,
         dense_key_columns=layout.dense_width,
         bias_row_rows=1,
         bias_row_columns=layout.bias_row_columns,
         matrix_rows=layout.matrix_rows,
         matrix_columns=layout.matrix_columns,
-        row_parts=outer_weight_parts,
-        column_parts=column_sums.programs_per_head(),
-        matrix_parts=matrix_sums.programs_per_head(),
+        row_parts=outer_weight_from.programs_per_head(),
+        column_parts=columns_from.programs_per_head(),
+        matrix_parts=matrix_from.programs_per_head(),
     )
     blocks = AdditionBlocks(
         HEADS=power_of_2(layout.num_heads),
@@ -957,17 +951,9 @@ def power_of_2(n: int) -> int:
 
 def make_constants(layout: Layout, tile: Tile) -> Constants:
     """Returns the `Constants` that the kernels of a call are compiled for, in Triton's form."""
-    # All strides are multiples of a width. If the widths are multiples of 8, the kernels read 8 numbers at once.
-    widths = (layout.value_width, layout.query_width, layout.dense_width)
-    are_multiples_of_8 = all(width % 8 == 0 for width in widths)
-    unit = 8 if are_multiples_of_8 else 1
-    # Only tests compute in fp32. They need exact products, not those in tf32. For half precision, this has no effect.
-    is_fp32 = layout.dtypes.packed == torch.float32
-    precision = "ieee" if is_fp32 else "tf32"
-    # For each summand, which row of the tensor of weights (M, H) is its weight; -1 for a summand without a weight.
     weight_rows = layout.weight_rows
     constants = Constants(
-        # Triton reads a power of two of numbers at once, at least 16: a block, which holds a width.
+        # Widths, and the blocks that hold them: Triton reads 64 numbers, a power of two, to get a value of width 40.
         VALUE_WIDTH=layout.value_width,
         VALUE_BLOCK=power_of_2(layout.value_width),
         QUERY_WIDTH=layout.query_width,
@@ -975,12 +961,15 @@ def make_constants(layout: Layout, tile: Tile) -> Constants:
         DENSE_WIDTH=layout.dense_width,
         DENSE_BLOCK=power_of_2(layout.dense_width),
         FACTOR_BLOCK=power_of_2(width_of_factors(layout)),
+        # The tile of logits that a program computes at once.
         ROWS=tile.rows,
         COLUMNS=tile.columns,
-        UNIT=unit,
+        # How it is computed.
+        UNIT=choose_unit(layout),
         CAUSAL=layout.is_causal,
         BY_DISTANCE=layout.is_by_distance,
-        PRECISION=precision,
+        PRECISION=choose_precision(layout),
+        # Which row of the weights (M, H) is the weight of each summand; -1 for a summand without a weight.
         PRODUCT_WEIGHT=weight_rows.product,
         DENSE_WEIGHT=weight_rows.dense,
         OUTER_WEIGHT=weight_rows.outer,
@@ -988,6 +977,24 @@ def make_constants(layout: Layout, tile: Tile) -> Constants:
         MATRIX_WEIGHT=weight_rows.matrix,
     )
     return as_constexpr(constants)
+
+
+def choose_unit(layout: Layout) -> int:
+    """Returns how many numbers the kernels may read at once: 8 or 1.
+
+    They read rows of features, such as a value, which begin at multiples of the widths of values, queries and keys. If
+    all of these are multiples of 8, every row can be read 8 numbers at a time.
+    """
+    widths = (layout.value_width, layout.query_width, layout.dense_width)
+    are_multiples_of_8 = all(width % 8 == 0 for width in widths)  # also 0, for what does not occur
+    return 8 if are_multiples_of_8 else 1
+
+
+def choose_precision(layout: Layout) -> str:
+    """Returns how a GPU multiplies numbers in fp32, in Triton's words. It has no effect in half precision."""
+    # Only tests compute in fp32. They need exact products.
+    is_fp32 = layout.dtypes.packed == torch.float32
+    return "ieee" if is_fp32 else "tf32"
 
 
 def width_of_factors(layout: Layout) -> int:

@@ -53,23 +53,10 @@ class Call(NamedTuple):
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
-    """Returns the terms of the logits S, sorted by the summand of the kernels that each of them is.
+    """Returns the terms of the logits S, each in the list of the summand that it is.
 
-    =============  ============================================  ============
-    term           which ones                                    summand
-    =============  ============================================  ============
-    outer product  all                                           ``outer``
-    diagonals      all: they are always shared by all sentences  ``matrix``
-    product        queries and keys differ by sentence           ``product``
-    product        queries differ, keys are shared               ``dense``
-    product        queries and keys are shared                   ``matrix``
-    product        queries are shared, keys differ               ``others``
-    bias           shared, a single row for all rows of S        ``bias_row``
-    bias           shared, T rows                                ``matrix``
-    bias           differs by sentence                           ``others``
-    =============  ============================================  ============
-
-    The kernels cannot compute ``others``.
+    The kernels compute S as a sum of five summands (see `arguments`). A term that is none of them is in ``others``.
+    This depends on which tensors of the term all sentences of the batch share: those whose first size is 1, and not B.
 
     Args:
         logits: S.
@@ -78,60 +65,53 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
     bsz, _, length, _ = value.size()
     summands = Summands(product=[], dense=[], outer=[], bias_row=[], matrix=[], others=[])
     summands.outer.extend(logits.outers)
-    summands.matrix.extend(logits.diagonals)
-    if bsz > 1:
-        add_products(summands, logits.products)
+    summands.matrix.extend(logits.diagonals)  # all sentences share them
+    if bsz == 1:
+        append_products_of_one_sentence(summands, logits.products)
     else:
-        # A single sentence differs from no other and shares everything, so that there is a choice.
-        add_products_of_one_sentence(summands, logits.products)
+        append_products(summands, logits.products)
     for term in logits.biases:
         num_sentences, _, num_rows, _ = term.bias.size()
-        is_shared = num_sentences == 1
-        is_single_row = num_rows < length  # a bias has 1 row or T rows
-        if is_shared and is_single_row:
-            summands.bias_row.append(term)
-        elif is_shared:
-            summands.matrix.append(term)
+        if num_sentences > 1:
+            summands.others.append(term)  # each sentence has a bias of its own
+        elif num_rows < length:
+            summands.bias_row.append(term)  # it has 1 row, for all T rows of S
         else:
-            summands.others.append(term)
+            summands.matrix.append(term)  # it has T rows; with T = 1, either would be right
     return summands
 
 
-def add_products(summands: Summands, products: Sequence[Product]) -> None:
-    """Adds the products of a batch of several sentences to the summand of the kernels that each of them is.
-
-    The first size of a product's queries or keys is 1 if all sentences share them, and B if they differ by sentence.
-    """
+def append_products(summands: Summands, products: Sequence[Product]) -> None:
+    """Appends each product of a batch of several sentences to the list of the summand that it is."""
     for product in products:
-        is_query_shared = product.query.size(0) == 1
+        is_query_shared = product.query.size(0) == 1  # all sentences have the same queries
         is_key_shared = product.key.size(0) == 1
-        if not is_query_shared and not is_key_shared:
-            summands.product.append(product)  # as in vanilla
-        elif not is_query_shared:
-            summands.dense.append(product)  # as in dense, where W2 takes the place of the keys
-        elif is_key_shared:
-            summands.matrix.append(product)  # as in factorized random, where R1 R2^T is a matrix for all sentences
-        else:
+        if is_query_shared and is_key_shared:
+            summands.matrix.append(product)  # as in factorized random, where R1 R2^T is the same for all sentences
+        elif is_query_shared:
             summands.others.append(product)  # as in no function of the paper
+        elif is_key_shared:
+            summands.dense.append(product)  # as in dense, where W2 takes the place of the keys
+        else:
+            summands.product.append(product)  # as in vanilla
 
 
-def add_products_of_one_sentence(summands: Summands, products: Sequence[Product]) -> None:
-    """Adds the products of a batch of a single sentence to summands of the kernels.
+def append_products_of_one_sentence(summands: Summands, products: Sequence[Product]) -> None:
+    """Appends each product of a batch of a single sentence to the list of a summand.
 
-    With one sentence, it makes no difference which tensors all sentences share. So each product may be any summand. For
-    the products a, b, c and d:
-
-    - d becomes ``product``. In a mixture, the queries and keys of the last product are those of the projections, which
-      the kernels then read without a copy.
-    - c becomes ``dense``.
-    - a and b become ``matrix``, which may have any number of terms.
+    With one sentence, nothing tells apart what sentences share and what is their own. So ``product``, ``dense`` and
+    ``matrix`` would all be right for each of the products, and which one it gets is a question of speed. ``product``
+    and ``dense`` may have one term each, and ``matrix`` any number.
     """
-    remaining = list(products)
-    if remaining:
-        summands.product.append(remaining.pop())
-    if remaining:
-        summands.dense.append(remaining.pop())
-    summands.matrix.extend(remaining)
+    num_products = len(products)
+    for number, product in enumerate(products, start=1):
+        if number == num_products:  # the last one, or the only one
+            # In a mixture, its queries and keys are usually a projection, which this summand reads without a copy.
+            summands.product.append(product)
+        elif number == num_products - 1:  # the one before the last
+            summands.dense.append(product)
+        else:
+            summands.matrix.append(product)
 
 
 # ---- the tensors and the layout of a call
@@ -202,10 +182,11 @@ def prepare_call(
     bsz, heads, length, value_width = value.size()
     # `refuses` has sorted the terms, too. To sort them again is faster than to keep them until now.
     summands = sort_terms(logits, value)
+    # Only the matrix may have more than one term.
     projections = pack_projections(summands.product, value)
-    dense = read_dense_product(summands.dense, value) if summands.dense else NO_DENSE_PRODUCT
-    outer = read_outer_product(summands.outer, value) if summands.outer else NO_OUTER_PRODUCT
-    bias_row = read_bias_row(summands.bias_row, heads) if summands.bias_row else NOTHING
+    dense = read_dense_product(summands.dense[0], value) if summands.dense else NO_DENSE_PRODUCT
+    outer = read_outer_product(summands.outer[0], value) if summands.outer else NO_OUTER_PRODUCT
+    bias_row = find_or_copy(summands.bias_row[0].bias, heads) if summands.bias_row else NOTHING
     matrix = read_matrix(summands.matrix, heads, length) if summands.matrix else NOTHING
     weights = read_weights(summands, heads)
     hidden = None
@@ -258,57 +239,62 @@ def prepare_call(
 
 
 def pack_projections(products: list[Product], value: Tensor) -> PackedProjections:
-    """Returns the values, together with the queries and keys of a product if there is one."""
+    """Returns the values, together with the queries and keys of the summand ``product`` if it occurs.
+
+    Args:
+        products: The terms that are this summand: none or one.
+        value: (B, H, T, d_h).
+    """
     if not products:
-        return PackedProjections(pack([value]), query_width=0, scale=1.0)
+        packed = pack([], value)
+        return PackedProjections(packed, query_width=0, scale=1.0)
     (product,) = products
-    packed = pack([product.query, product.key, value])
+    packed = pack([product.query, product.key], value)
     return PackedProjections(packed, query_width=product.query.size(3), scale=product.scale)
 
 
-def read_dense_product(products: list[Product], value: Tensor) -> DenseProduct:
-    """Returns the queries and the shared keys of the summand ``dense``, as the kernels read them.
+def read_dense_product(product: Product, value: Tensor) -> DenseProduct:
+    """Returns the queries and the keys of the summand ``dense``, as the kernels read them.
 
-    The keys are usually the first T rows of a parameter (H, rows, r). Then nothing is copied: the kernels are given the
-    parameter, and read its first T rows in each head. With T = 2 and 3 rows:
-
-        head 0: key 0 | key 1 | not read     head 1: key 0 | key 1 | not read     (r numbers each)
+    Its keys are usually the first T rows of a parameter (H, rows, r). Then they are not copied: the kernels are given
+    the whole parameter and the number of its rows, and read its first T rows in each head.
 
     Args:
-        products: A single product ``scale * query @ key^T``. The query is (B or 1, H or 1, T, r), the key (1, H or 1,
-            T, r).
+        product: The product. Its query is (B or 1, H or 1, T, r), its key (1, H or 1, T, r).
         value: (B, H, T, d_h).
     """
-    (product,) = products
     bsz, heads, _, _ = value.size()
     query = product.query
     if product.scale != 1.0:
-        query = query * product.scale  # the kernels multiply the summand `product` by a scale, but not this one
-    query_by_head = order_by_head(query, bsz, heads, value.dtype)
-    keys = find_rows_or_copy(product.key, heads)  # the parameter, or a copy of the keys
-    return DenseProduct(query_by_head, key=keys.tensor, key_rows=keys.rows, width=keys.columns)
+        query = query * product.scale  # the kernels have no scale for this summand
+    query_by_head = order_by_head(query, bsz, heads, value.dtype)  # (H, T, B, r)
+    keys = find_rows_or_copy(product.key, heads)  # the parameter; or a copy of the keys, which has just T rows
+    return DenseProduct(
+        query=query_by_head,
+        key=keys.tensor,
+        key_rows=keys.rows,  # rows in each head, at least T
+        width=keys.columns,  # r
+    )
 
 
-def read_outer_product(outers: list[Outer], value: Tensor) -> OuterProduct:
-    """Returns the factors of the summand ``outer``, as the kernels read them.
+def read_outer_product(outer: Outer, value: Tensor) -> OuterProduct:
+    """Returns the two factors of the summand ``outer``, as the kernels read them.
+
+    Each row of the logits has factors of its own. For example, a row with the left features a and b and the right
+    features x, y and z has the logits ``ax ay az bx by bz``, which are enough for a sentence of up to 6 tokens. In a
+    longer sentence, the left features begin again: ``... bx by bz ax ay az``. The kernels do not do this, so that their
+    left features have to be repeated before: a b a.
 
     Args:
-        outers: A single outer product.
+        outer: The outer product. In its tensor ``factors``, the right features follow the left ones.
         value: (B, H, T, d_h).
     """
-    (outer,) = outers
     bsz, heads, length, _ = value.size()
-    long_enough = repeat_left_factor(outer, length)  # for T columns
-    factors = long_enough.factors  # (B or 1, H or 1, T, left + right features)
-    left_width = long_enough.left_size
-    right_width = factors.size(3) - left_width
-    return OuterProduct(order_by_head(factors, bsz, heads, value.dtype), left_width, right_width)
-
-
-def read_bias_row(biases: list[Bias], heads: int) -> SharedTensor:
-    """Returns the row of a bias whose rows are all alike."""
-    (bias,) = biases
-    return find_or_copy(bias.bias, heads)
+    repeated = repeat_left_factor(outer, num_columns=length)  # with enough left features for the T columns of a row
+    left_width = repeated.left_size
+    right_width = repeated.factors.size(3) - left_width
+    factors_by_head = order_by_head(repeated.factors, bsz, heads, value.dtype)  # (H, T, B, left_width + right_width)
+    return OuterProduct(factors_by_head, left_width=left_width, right_width=right_width)
 
 
 def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> SharedTensor:
@@ -338,33 +324,37 @@ def add_up(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> 
 
 
 def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
-    """Returns the matrix ``scale * R1 R2^T``, (H, rows, columns), without the weight of the term.
+    """Returns the matrix ``scale * R1 R2^T``, which the kernels multiply by the weight of the term.
 
-    R1 and R2 are usually the first rows of parameters, for example 10 of 256 rows for a sentence of 10 tokens. The
-    matrix is computed in one of two ways:
-
-    - All 256 rows are multiplied, which gives a matrix (H, 256, 256). The kernels read its first 10 rows and columns.
-      This is faster, because neither the parameters nor their gradients are sliced.
-    - Only the 10 rows are multiplied, which gives a matrix (H, 10, 10). This is for parameters of very many rows, and
-      for products that a single `torch.bmm` does not compute.
+    R1 and R2 are usually the first rows of parameters, for example 10 of 256 rows for a sentence of 10 tokens. If
+    possible, all rows of the parameters are multiplied, because neither the parameters nor their gradients are sliced
+    then, which takes longer. The kernels read the first 10 rows and columns of the result.
 
     Args:
         term: The product of R1 (the query) and R2 (the key), (1, H or 1, length, k) each.
         heads: H.
         length: T.
     """
-    # Each is a parameter with all its rows; or R1 or R2 itself, if it is no part of a parameter.
-    factor_1 = find_rows_or_copy(term.query, heads)
-    factor_2 = find_rows_or_copy(term.key, heads)
-    has_few_rows = max(factor_1.rows, factor_2.rows) <= MAX_ROWS_UNSLICED
-    # bmm takes tensors (H, rows, k), and has no scale. A parameter (H, k) is one of a single row for each head.
-    bmm_computes_it = factor_1.tensor.dim() == 3 and factor_2.tensor.dim() == 3 and term.scale == 1.0
-    if has_few_rows and bmm_computes_it:
-        matrix = torch.bmm(factor_1.tensor, factor_2.tensor.transpose(1, 2))
-        return SharedTensor(matrix, rows=factor_1.rows, columns=factor_2.rows)
-    # `term` has the rows of the sentence alone.
+    # The parameters (H, 256, k) that R1 and R2 are the first rows of; or copies (H, 10, k) if there are none.
+    left = find_rows_or_copy(term.query, heads)
+    right = find_rows_or_copy(term.key, heads)
+    if can_multiply_all_rows(left, right, term.scale):
+        matrix = torch.bmm(left.tensor, right.tensor.transpose(1, 2))  # (H, 256, 256)
+        return SharedTensor(matrix, rows=left.rows, columns=right.rows)
+    # Otherwise the product is computed as the term has it: of R1 and R2, (H, 10, k) each, with its scale. The weight is
+    # left out, because the kernels would multiply by it a second time.
     term_without_weight = term._replace(weight=None)
-    return add_up([term_without_weight], heads, length)
+    return add_up([term_without_weight], heads, length)  # (H, 10, 10)
+
+
+def can_multiply_all_rows(left: SharedTensor, right: SharedTensor, scale: float) -> bool:
+    """Returns whether a single `torch.bmm` computes the product of all rows of two tensors, without taking long."""
+    if left.rows > MAX_ROWS_UNSLICED or right.rows > MAX_ROWS_UNSLICED:
+        return False  # most of the product may be for nothing
+    if scale != 1.0:
+        return False  # bmm has no scale
+    # bmm takes tensors (H, rows, k). A parameter with a single row for each head may be (H, k).
+    return left.tensor.dim() == 3 and right.tensor.dim() == 3
 
 
 # ---- views of larger tensors
@@ -376,101 +366,108 @@ def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
 def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
     """Returns whether the kernels may read the tensor `base` in place of tensors that may be views of it.
 
-    The kernels then give a gradient to `base`, but none to the views. This is right for a view such as ``base[:, :5]``,
-    whose gradient autograd only adds to the gradient of `base`. All other views have to be refused.
+    The kernels then give a gradient to `base`, but none to the views. This is right for a view such as ``base[:, :5]``:
+    it shows numbers of `base`, and autograd only hands its gradient on to `base`. All other views are refused. They are
+    copied, which is always right.
     """
     if not base.is_contiguous():
         return False  # the kernels compute addresses from sizes, and know no strides
     dtype = base.dtype
     requires_grad = base.requires_grad
     for view in views:
-        # The view has to show numbers of `base`,
-        if view._base is not base:
+        # The view has to show numbers of `base`. ``base.view(torch.int16)`` is a view of `base`, too, but shows others.
+        if view._base is not base or view.dtype != dtype:
             return False
-        if view.dtype != dtype:
-            return False  # ``base.view(torch.int16)`` shows other numbers
-        # its gradient has to go to `base`,
-        if view.requires_grad != requires_grad:
-            return False  # ``base.detach()`` gives no gradient to `base`
-        if requires_grad and view.is_leaf:
-            return False  # ``base.detach().requires_grad_()`` keeps its gradient for itself
-        # and nobody may ask for its gradient.
+        # Its gradient has to go to `base`. ``base.detach()`` gives none to `base`, even if it needs one: after
+        # ``base.detach().requires_grad_()`` it is a leaf, which keeps its gradient for itself.
+        if view.requires_grad != requires_grad or (requires_grad and view.is_leaf):
+            return False
+        # Nobody may ask for its gradient, because there is none any more: neither a hook, as of
+        # ``view.register_hook(...)``, nor ``view.retain_grad()``.
         if view._backward_hooks or view.retains_grad:
-            return False  # a hook is called with it, or ``view.retain_grad()`` keeps it
+            return False
     return True
 
 
-def pack(parts: list[Tensor]) -> Tensor:
-    """Returns a contiguous tensor (T, B, features) in which the parts of each token lie side by side.
+def pack(queries_and_keys: list[Tensor], value: Tensor) -> Tensor:
+    """Returns a contiguous tensor (T, B, features) in which queries, keys and values of a token lie side by side.
 
-    A layer computes queries, keys and values by one projection, whose result is such a tensor. They are views of it.
-    Then this result is returned, and nothing is copied. In all other cases, the parts are copied.
+    If the attention has computed them by one projection, its result is such a tensor, and they are views of it. Then
+    this result is returned. Otherwise they are copied to a new tensor.
 
     Args:
-        parts: Either [values] or [queries, keys, values]. The values are (B, H, T, d_h). Queries and keys are
-            (B or 1, H or 1, T, d), and are expanded and cast to the type of the values.
+        queries_and_keys: Queries and keys, (B or 1, H or 1, T, d) each; or nothing, for a tensor of the values alone.
+        value: (B, H, T, d_h). Its type is that of the result.
     """
-    value = parts[-1]
     projection = value._base  # torch's name for the tensor that the values are a view of; None if they are no view
-    if projection is not None and are_side_by_side(parts, projection):
+    if projection is not None and are_side_by_side([*queries_and_keys, value], value, projection):
         return projection
-    return copy_side_by_side(parts)
+    return copy_side_by_side(queries_and_keys, value)
 
 
-def copy_side_by_side(parts: list[Tensor]) -> Tensor:
-    """Returns a contiguous tensor (T, B, features) in which the parts of each token lie side by side.
+def copy_side_by_side(queries_and_keys: list[Tensor], value: Tensor) -> Tensor:
+    """Returns what `pack` returns, but never the result of a projection.
 
-    It is a new tensor. Only if there is a single part that already lies like this, nothing is copied.
+    Values alone are not copied if they lie as wanted already.
 
     Args:
-        parts: As in `pack`.
+        queries_and_keys, value: As in `pack`.
     """
-    value = parts[-1]
     bsz, heads, _, _ = value.size()
-    parts_by_token = []
-    for part in parts:
-        expanded = part.to(value.dtype).expand(bsz, heads, -1, -1)  # (B, H, T, d)
-        by_token = expanded.permute(2, 0, 1, 3)  # (T, B, H, d)
-        parts_by_token.append(by_token.flatten(2))  # (T, B, H d)
-    if len(parts_by_token) == 1:
-        (values_by_token,) = parts_by_token
-        return values_by_token.contiguous()  # `cat` would copy it even if it is contiguous
-    return torch.cat(parts_by_token, dim=2)
+    values_by_token = order_by_token(value, bsz, heads)  # (T, B, H d_h)
+    if not queries_and_keys:
+        return values_by_token.contiguous()
+    parts = [order_by_token(part.to(value.dtype), bsz, heads) for part in queries_and_keys]  # (T, B, H d) each
+    return torch.cat([*parts, values_by_token], dim=2)
 
 
-def are_side_by_side(parts: list[Tensor], base: Tensor) -> bool:
-    """Returns whether parts (B, H, T, d) are views of `base` (T, B, features), and lie in it as `pack` would put them.
+def order_by_token(x: Tensor, bsz: int, heads: int) -> Tensor:
+    """Returns queries, keys or values (B or 1, H or 1, T, d) in the order of `pack`, (T, B, H d).
 
-    With two heads of 4 features, for example, the 24 features of a token have to be
-
-        query 0 | query 1 | key 0 | key 1 | value 0 | value 1
-
-    The queries begin at place 0, the keys at 8 and the values at 16. `base` has the tokens of all sentences in the
-    order
-
-        token 0 of sentence 0 | token 0 of sentence 1 | ... | token 1 of sentence 0 | ...
-
-    With 3 sentences, the next sentence is 24 places away, the next head 4 places, the next token of the same sentence
-    3 * 24 = 72 places, and the next feature 1 place. These distances are the strides of each part, (24, 4, 72, 1).
+    If all sentences or heads share x, the result has it for each of them.
     """
-    value = parts[-1]
-    bsz, heads, length, _ = value.size()  # 3 and 2 in the example
-    features = base.numel() // (length * bsz)  # 24
+    expanded = x.expand(bsz, heads, -1, -1)  # (B, H, T, d)
+    by_token = expanded.permute(2, 0, 1, 3)  # (T, B, H, d)
+    return by_token.flatten(2)
+
+
+def are_side_by_side(parts: list[Tensor], value: Tensor, base: Tensor) -> bool:
+    """Returns whether `base` already is the tensor (T, B, features) that `pack` would copy the parts to.
+
+    Then `base` has a row of features for each token of each sentence. For example, with 2 heads of 4 features each, and
+    3 sentences:
+
+        place    0         4         8       12      16        20        24
+        row 0    query 0 | query 1 | key 0 | key 1 | value 0 | value 1     of token 0 of sentence 0
+        row 1    query 0 | query 1 | key 0 | key 1 | value 0 | value 1     of token 0 of sentence 1
+        row 2    ...                                                       of token 0 of sentence 2
+        row 3    ...                                                       of token 1 of sentence 0
+
+    Args:
+        parts: The queries and keys, if there are any, and the values.
+        value: The values, (B, H, T, d_h).
+        base: The tensor that the values are a view of. It may have other sizes, such as (T B, features).
+    """
+    bsz, heads, length, _ = value.size()
+    features = base.numel() // (length * bsz)  # 24: the numbers in a row
     begin_of_base = base.storage_offset()
-    expected_begin = 0  # 0 for the queries, 8 for the keys, 16 for the values
+    # How many places it is from a number to the same number of the next sentence, and of the next token.
+    next_sentence = features  # a row later
+    next_token = bsz * features  # 3 rows later
+    place = 0  # where the next part has to begin: the queries at place 0, the keys at 8, the values at 16
     for part in parts:
-        part_bsz, part_heads, _, width = part.size()  # the width is 4
+        part_bsz, part_heads, _, width = part.size()  # a width of 4
         if part_bsz != bsz or part_heads != heads:
             return False  # all sentences or heads share the part, and it has to be repeated for each of them
-        if part.storage_offset() - begin_of_base != expected_begin:
+        if part.storage_offset() - begin_of_base != place:
             return False
-        if part.stride() != (features, width, bsz * features, 1):
+        next_head = width  # 4 places later
+        if part.stride() != (next_sentence, next_head, next_token, 1):  # the next feature is 1 place later
             return False
-        expected_begin += heads * width  # the next part begins where this one ends
-    end_of_last_part = expected_begin  # 24
-    if end_of_last_part != features:
+        place += heads * width
+    if place != features:
         return False  # `base` has other features behind the parts
-    # The kernels will give a gradient to `base`, but none to the parts. This is not right for every view.
+    # So far, the parts might still be views of another tensor, or views that autograd treats differently.
     return can_replace_views(base, parts)
 
 
@@ -482,8 +479,8 @@ def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor
     return by_head.contiguous()
 
 
-def repeat_left_factor(outer: Outer, length: int) -> Outer:
-    """Returns an outer product whose left factor is long enough for `length` columns.
+def repeat_left_factor(outer: Outer, num_columns: int) -> Outer:
+    """Returns an outer product whose left factor is long enough for some number of columns.
 
     An outer product has a column for each pair of a left and a right feature. For example, 3 left and 4 right features
     give 12 columns. A sentence of 18 tokens needs 18 columns and 5 left features, as 5 * 4 is at least 18. They are
@@ -491,11 +488,11 @@ def repeat_left_factor(outer: Outer, length: int) -> Outer:
 
     Args:
         outer: The outer product. Its tensor `factors` has the left features, and behind them the right ones.
-        length: The number of columns.
+        num_columns: The number of columns.
     """
     left_size = outer.left_size
     right_size = outer.factors.size(3) - left_size
-    needed_left_size = divide_up(length, right_size)
+    needed_left_size = divide_up(num_columns, right_size)
     if needed_left_size <= left_size:
         return outer
     left, right = outer.factors.split([left_size, right_size], dim=3)
@@ -533,10 +530,12 @@ def find_rows_or_copy(x: Tensor, heads: int) -> SharedTensor:
 
 
 def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
-    """Returns the parameter that begins with x in each head; None if there is no such parameter.
+    """Returns the parameter of which x shows the first rows and columns of each head; None if there is none.
 
-    For example, x (1, H, 5, k) is a view of the first 5 rows of a parameter (H, 256, k). A parameter may also have a
-    single row for each head, as (H, columns). Then x is a view (1, H, 1, m) of its first m columns.
+    There are two kinds of such parameters:
+
+    - (H, rows, columns). For example, x (1, H, 5, 5) is ``R[:, :5, :5]`` of R (H, 256, 256).
+    - (H, columns), with a single row for each head. Then x is (1, H, 1, m).
 
     Args:
         x: (1, H or 1, n, m).
@@ -552,14 +551,13 @@ def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
         num_heads, columns = sizes
         rows = 1
     else:
-        return None  # it has no heads, rows and columns
+        return None  # x is a view of something else
     if num_heads != heads or x.size(1) != heads:
         return None  # all heads share x, or it is a part of the heads
-    if not is_beginning(x, parameter, rows, columns):
-        return None  # x lies elsewhere in the parameter
-    if not can_replace_views(parameter, [x]):
-        return None  # the gradient of x is no part of the parameter's gradient
-    return SharedTensor(parameter, rows, columns)
+    # Besides its place, it matters what autograd does with x: a view of ``R.detach()`` gives no gradient to R.
+    if is_beginning(x, parameter, rows, columns) and can_replace_views(parameter, [x]):
+        return SharedTensor(parameter, rows, columns)
+    return None
 
 
 def is_beginning(x: Tensor, base: Tensor, rows: int, columns: int) -> bool:
@@ -581,11 +579,11 @@ def copy_by_head(x: Tensor, heads: int) -> SharedTensor:
 
 
 def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
-    """Returns a parameter whose middle the values are, or a copy of the values if there is no such parameter.
+    """Returns values by distance as the kernels read them: a row for each head, whose middle is for distance 0.
 
-    For example, a parameter has a value for each distance from -255 to 255. A sentence of T = 5 tokens has distances
-    from -4 to 4, whose values are the middle of the parameter. Then the parameter is returned, and nothing is copied.
-    The kernels read the middle of what is returned.
+    The row may have more values on both sides than the sentence needs. So the values are usually not copied: they are
+    the middle of each row of a parameter, and the parameter is returned. For example, it has the distances from -255 to
+    255, and a sentence of T = 5 tokens has those from -4 to 4.
 
     Args:
         values: A value for each distance from -(T - 1) to T - 1, (1, H or 1, 1, 2 T - 1).
@@ -594,25 +592,21 @@ def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
     """
     parameter = values._base  # torch's name for the tensor that they are a view of; None if they are no view
     if parameter is not None and are_middle(values, parameter, heads, length):
-        by_distance = parameter  # (H, 2 m + 1)
+        by_distance = parameter
     else:
-        values_by_head = values[0, :, 0]  # (H or 1, 2 T - 1): all sentences and rows share them
-        by_distance = values_by_head.expand(heads, -1).contiguous()  # (H, 2 T - 1)
-    # Each head has one row, with a column for each distance.
+        values_of_heads = values[0, :, 0]  # (H or 1, 2 T - 1), of the only sentence and row
+        by_distance = values_of_heads.expand(heads, -1).contiguous()  # (H, 2 T - 1)
     return SharedTensor(by_distance, rows=1, columns=by_distance.size(1), is_by_distance=True)
 
 
 def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bool:
-    """Returns whether values by distance are the middle of each head of a parameter, which can then be read instead.
+    """Returns whether a parameter (H, columns) can be read in place of values by distance: they are its middle columns.
 
-    A parameter (H, 2 m + 1) has a value for each distance from -m to m. With m = 3, it lies in memory like this:
+    For example, a parameter has 7 columns, for the distances from -3 to 3. The values of a sentence of T = 2 tokens
+    have to be the columns in brackets, for the distances from -1 to 1:
 
-        distance          -3 -2  -1  0  1    2  3
-        places of head 0   0  1 [ 2  3  4]   5  6
-        places of head 1   7  8 [ 9 10 11]  12 13
-
-    A sentence of T = 2 tokens needs the values in brackets, for the distances from -1 to 1. They begin at place 2, and
-    the same values of the next head are 7 places away.
+        column      0   1   [ 2   3   4]   5   6
+        distance   -3  -2   [-1   0   1]   2   3
 
     Args:
         values: The values that a sentence needs, (1, H or 1, 1, 2 T - 1).
@@ -620,19 +614,20 @@ def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bo
         heads: H.
         length: T.
     """
-    if parameter.dim() != 2:
+    if parameter.dim() != 2 or not can_replace_views(parameter, [values]):
         return False
-    num_heads, num_distances = parameter.size()  # 7 distances in the example
+    # So `values` is a view of the parameter, and the parameter is contiguous. But it may be a view of any part.
+    num_heads, num_columns = parameter.size()  # 7 columns
     if num_heads != heads or values.size(1) != heads:
         return False  # all heads share the values, or they are of a part of the heads
-    m = num_distances // 2  # 3
-    expected_begin = m - (length - 1)  # 3 - 1 = 2: distance -1 is one place before the middle, which is place 3
-    begin = values.storage_offset() - parameter.storage_offset()
-    _, head_stride, _, distance_stride = values.stride()  # how far it is to the next head, and to the next distance
-    if begin != expected_begin or head_stride != num_distances or distance_stride != 1:
-        return False  # the values lie elsewhere
-    # The kernels will give a gradient to the parameter, but none to the values. This is not right for every view.
-    return can_replace_views(parameter, [values])
+    middle = num_columns // 2  # column 3 has distance 0
+    first_column = middle - (length - 1)  # column 2 has distance -1
+    if values.storage_offset() - parameter.storage_offset() != first_column:
+        return False  # they begin in another column, or in another head than the first one
+    # The next head and the next distance have to be as far away as in the parameter, 7 places and 1 place. Without
+    # this, the values might be every second column.
+    _, head_stride, _, distance_stride = values.stride()
+    return head_stride == num_columns and distance_stride == 1
 
 
 # ---- the weights of a mixture
@@ -673,11 +668,7 @@ def join_weights(weights_by_summand: dict[str, Tensor], heads: int) -> Weights:
 
 
 def find_weights(summands: Summands) -> dict[str, Tensor]:
-    """Returns {summand: its weight, (1, H, 1, 1)} for the summands that the kernels have to multiply by a weight.
-
-    These are the summands of one term that has a weight. Only ``matrix`` may have several terms. They are multiplied by
-    their weights when they are added up (`read_matrix`), so that their sum has none.
-    """
+    """Returns {summand: its weight, (1, H, 1, 1)} for the summands that the kernels have to multiply by a weight."""
     terms_by_summand: dict[str, Sequence[Term]] = {
         "product": summands.product,
         "dense": summands.dense,
@@ -687,10 +678,15 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
     }
     weights: dict[str, Tensor] = {}
     for summand, terms in terms_by_summand.items():
-        if len(terms) == 1:
-            (term,) = terms
-            if term.weight is not None:
-                weights[summand] = term.weight
+        if not terms:
+            continue  # the logits do not have this summand
+        if len(terms) > 1:
+            # Only ``matrix`` may have several terms. `read_matrix` multiplies each of them by its weight before it adds
+            # them up, so that the kernels must not do it again.
+            continue
+        (term,) = terms
+        if term.weight is not None:
+            weights[summand] = term.weight
     return weights
 
 
@@ -702,28 +698,28 @@ def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> W
         row      0           1           2
         places   0 1 2 3     4 5 6 7     8 9 10 11
 
-    A weight that begins at place 8 is row ``8 / 4 = 2``.
-
     Args:
         weights_by_summand: {summand: its weight, (1, H, 1, 1)}; at least one.
-        heads: H.
+        heads: H, 4 in the example.
     """
     weights = list(weights_by_summand.values())
     tensor = weights[0]._base  # torch's name for the tensor that a weight is a view of; None if it is no view
     if tensor is None or tensor.dim() != 2 or tensor.size(1) != heads:
         return None  # there is no tensor (M, H)
     if not can_replace_views(tensor, weights):
-        return None  # not all weights are views of it, or the gradient of one is no part of its gradient
+        return None
+    # So all weights are views of this tensor, which is contiguous. A view of H numbers is a row if it begins where a
+    # row begins, and its numbers lie side by side.
     begin_of_tensor = tensor.storage_offset()
     row_numbers: dict[str, int] = {}
     for summand, weight in weights_by_summand.items():
-        begin = weight.storage_offset() - begin_of_tensor  # 8 in the example
-        is_beginning_of_row = begin % heads == 0
-        lies_side_by_side = weight.stride(1) == 1  # not so in a column, such as the places 0, 4 and 8
-        if not is_beginning_of_row or not lies_side_by_side:
+        begin = weight.storage_offset() - begin_of_tensor  # for example 8
+        place_in_row = begin % heads  # 0
+        next_head = weight.stride(1)  # how many places later the number of the next head is: in a column it is 4
+        if place_in_row != 0 or next_head != 1:
             return None
-        row_numbers[summand] = begin // heads  # 8 / 4 = 2
-    rows = WeightRows(**row_numbers)  # -1 for the summands without a weight
+        row_numbers[summand] = begin // heads  # 2
+    rows = WeightRows(**row_numbers)  # -1 for all other summands
     return Weights(tensor, rows, num_rows=tensor.size(0))
 
 
