@@ -389,8 +389,8 @@ def test_start_from_a_stock_checkpoint(data, tmp_path):
 
     # If the sizes are not those of the checkpoint, the error is about the sizes, which come before the optimizer.
     line = get_error_line(train.cli_main, *argv, "--encoder-ffn-embed-dim", "24")
-    fault = r"the checkpoint does not fit: encoder.layers.0.fc1.weight is \[\d+, 16\] in the .* and \[24, 16\] in"
-    assert re.search(f"checkpoint_last.pt: {fault}", line)
+    fault = r"encoder.layers.0.fc1.weight is \[\d+, 16\] in the .* and \[24, 16\] in"
+    assert re.search(f"checkpoint_last.pt: the checkpoint does not fit the model: {fault}", line)
     assert re.search(r"\(and \d+ more\); use the --arch and the sizes that it was trained with", line)
 
 

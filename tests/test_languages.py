@@ -387,7 +387,7 @@ def test_text_comes_back_from_its_subwords(prepared_language):
     """
     language, ending, form, is_lowercase, data, settings, printed = prepared_language
     num_lines = NUM_TEST_SENTENCES + 1  # with the line "a book"
-    assert f"\nround trip: BLEU 100.00, {num_lines} of {num_lines} lines\n" in printed
+    assert f"\nround trip: BLEU 100.00, {num_lines} of {num_lines} lines are identical\n" in printed
     assert "\nround trip of en: BLEU 100.00" in printed
     assert "warning" not in printed
     says_that_text_was_composed = "which are composed now (NFC)" in printed
@@ -495,7 +495,7 @@ def test_text_that_does_not_come_back_is_reported(prepare_page, changed_text):
     score, same, total = load(data / "settings.json")["round_trip"]
     assert score < checks.LEAST_BLEU
     assert same < total == NUM_TEST_SENTENCES + num_more_lines
-    assert f"round trip: BLEU {score:.2f}, {same} of {total} lines\n  line " in printed
+    assert f"round trip: BLEU {score:.2f}, {same} of {total} lines are identical\n  line " in printed
     assert f"warning: no translation can have more than BLEU {score:.2f}: " in printed
     assert re.search(changed_text.cause, printed)
 

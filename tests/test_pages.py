@@ -424,8 +424,8 @@ def test_leads_after_more_updates_are_of_the_seeds_that_went_on(write):
         (comment("speed-up gpu-step"), "not in the results .*missing"),
         (comment("lead multi30k_cpu en-de bleu fixed_random"), "not better than the Transformer"),
         ("is <!-- figure: bugs -->37\n", "has its '<!-- end -->' on the same line"),
-        ("- <!-- figure: bugs -->37<!-- end --> bugs", "begins a line or an item of a list"),
-        ("\n<!-- figure: bugs -->37<!-- end --> bugs", "begins a line or an item of a list"),
+        ("- <!-- figure: bugs -->37<!-- end --> bugs", "is at the start of a line or of a list item"),
+        ("\n<!-- figure: bugs -->37<!-- end --> bugs", "is at the start of a line or of a list item"),
     ],
 )
 def test_a_figure_that_cannot_be_given_names_page_and_comment(text, problem, results):

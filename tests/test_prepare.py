@@ -411,7 +411,7 @@ REFUSALS = [
         "files with other names",
         change="mv train.en all.en; mv train.de.gz all.de.gz",
         argv="{raw} en de {out}",
-        error="no train.en and train.de; rename all",
+        error="no train.en and train.de; if all.* contains this text, rename",
     ),
     Refusal(
         "sides of different length",
@@ -423,7 +423,7 @@ REFUSALS = [
         "an empty test sentence",
         change="sed -i 's/.*//' test.en",
         argv="{raw} en de {out}",
-        error="test.en: line 1 here or in test.de is empty; no line of",
+        error="test.en: line 1 here or in test.de is empty; correct it, because no line of",
     ),
     Refusal(
         "too little text to hold out a validation set",
@@ -434,7 +434,7 @@ REFUSALS = [
     Refusal(
         "fewer subwords than characters",
         argv="{raw} en de {out} --subwords sentencepiece --merges 9",
-        error=r"--merges 9: .* characters; give \d+ or more",
+        error=r"--merges 9: .* characters than that; use \d+ or more",
     ),
     Refusal(
         "a language twice",

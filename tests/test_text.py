@@ -369,7 +369,7 @@ WRONG_FILES = [
         "sst2",
         name="dev.tsv",
         contents="sentence\tlabels\na\t1",
-        error="line 2: not a valid row of sst2 (KeyError 'label'); the row has sentence, la",
+        error="line 2: not a valid row of sst2 .KeyError 'label'.; the row has sentence, la",
     ),
     # The fifth column of STS-B is a score.
     WrongFile(
@@ -384,7 +384,7 @@ WRONG_FILES = [
         "record",
         name="val.jsonl",
         contents=json.dumps(RECORD) + '\n{"passage": {}}',
-        error="val.jsonl: after line 1: not a valid row of record (KeyError 'text'); the row has another form",
+        error="val.jsonl: after line 1: not a valid row of record .KeyError 'text'.; the row has another form",
     ),
     WrongFile(
         "a pronoun that the text does not have",

@@ -18,6 +18,8 @@ from .launches import Layout, divide_up
 
 # Up to so many rows R1 R2^T is computed whole: to slice R1 and R2 first would add a launch for each slice's gradient.
 MAX_ROWS_UNSLICED = 512
+# The memory of each tensor has to begin at a multiple of so many bytes, as the kernels are compiled to expect.
+ALIGNMENT = 16
 
 
 class Summands(NamedTuple):
@@ -204,12 +206,17 @@ def prepare_call(
     )
     dtypes: dict[str, torch.dtype] = {}
     wanted: list[str] = []
+    are_aligned = True
     for name, tensor in zip(CallTensors._fields, tensors):
         if tensor is None:
             continue
         dtypes[name] = tensor.dtype
         if tensor.requires_grad:
             wanted.append(name)
+        if tensor.data_ptr() % ALIGNMENT != 0:
+            are_aligned = False
+    if not are_aligned:
+        tensors = CallTensors(*align_memory(tensors))
     layout = Layout(
         device=value.device,
         dtypes=CallTensors(**dtypes),
@@ -234,8 +241,7 @@ def prepare_call(
         number_of_weights=weights.num_rows,
         weight_rows=weights.rows,
     )
-    aligned_tensors = CallTensors(*align_memory(tensors))
-    return Call(logits, value, key_padding_mask, attn_mask, layout, aligned_tensors)
+    return Call(logits, value, key_padding_mask, attn_mask, layout, tensors)
 
 
 def pack_projections(products: list[Product], value: Tensor) -> PackedProjections:
@@ -727,18 +733,15 @@ def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> W
 
 
 def align_memory(tensors: Sequence[Any]) -> Sequence[Any]:
-    """Returns tensors whose memory begins at multiples of 16 bytes, as kernels are compiled to expect.
-
-    A tensor that begins elsewhere is replaced by a copy. None stays None.
-    """
+    """Returns tensors whose memory begins at a multiple of `ALIGNMENT`: each as it is, or a copy. None stays None."""
     for tensor in tensors:
-        if tensor is not None and tensor.data_ptr() % 16 != 0:
+        if tensor is not None and tensor.data_ptr() % ALIGNMENT != 0:
             return [copy_unless_aligned(any_tensor) for any_tensor in tensors]
     return tensors  # as nearly always
 
 
 def copy_unless_aligned(tensor: Any) -> Any:
-    """Returns a tensor, or a copy of it if its memory does not begin at a multiple of 16 bytes. None stays None."""
-    if tensor is None or tensor.data_ptr() % 16 == 0:
+    """Returns a tensor, or a copy of it if its memory does not begin at a multiple of `ALIGNMENT`. None stays None."""
+    if tensor is None or tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     return tensor.clone()
