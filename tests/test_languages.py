@@ -474,7 +474,7 @@ CHANGED_TEXTS = {
         "de",
         options=["--merges", "60"],
         more="Er „sagt“ – „nichts“\n" * 9,
-        cause="quotes and dashes plain, .*; --subwords sentencepiece",
+        cause="typographic quotes and dashes, .*; --subwords sentencepiece",
     ),
     "the form NFKC replaces a fraction by digits": ChangedText(
         "de",
