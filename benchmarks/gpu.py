@@ -198,7 +198,7 @@ def run_part(part: str, args: argparse.Namespace) -> bool:
     if has_result(files, command_with_placeholder):
         print(f"{part}: has a result in {files.result}")
         return True
-    remove_results(files)  # of another command, or of a run that was stopped
+    remove_results(files)  # They belong to another command, or to a run that was stopped.
     record_command(files, command_with_placeholder)  # By this, `has_result` knows the command of the result.
 
     command = fill_in_result(command_with_placeholder, files.unfinished)

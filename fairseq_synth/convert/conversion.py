@@ -238,8 +238,8 @@ def find_row_length(cfg: Any) -> int:
         cfg: fairseq's config of the training.
     """
     # Each of these flags belongs to some kinds of models only. For all others, it counts as 0.
-    row_length = read_number(cfg.task, "tokens_per_sample")  # of language models and encoders
-    if getattr(cfg.model, "add_bos_token", False):  # of language models
+    row_length = read_number(cfg.task, "tokens_per_sample")  # a flag of language models and encoders
+    if getattr(cfg.model, "add_bos_token", False):  # a flag of language models
         row_length += 1  # the additional token at the beginning of each row
     # A further training of an encoder may have longer rows than this one, up to this flag.
     longest_row_of_encoder = read_number(cfg.model, "max_positions")

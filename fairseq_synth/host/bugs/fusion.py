@@ -22,7 +22,7 @@ from ..repairs import repair
 class KeptDictionary:
     """Keeps a dictionary from the call that loads a translation model to the call that loads its language model."""
 
-    of_targets: Dictionary | None = None  # of the translation model that this process has loaded last
+    of_targets: Dictionary | None = None  # the target dictionary of the translation model that was loaded last
 
 
 @repair(
