@@ -67,7 +67,8 @@ def write(tmp_path, monkeypatch):
 def results(write):
     """Writes runs of four models, and returns the function `write` for further runs.
 
-    A comment beside each run says by how much its BLEU differs from that of the Transformer with the same seed.
+    The arguments of `make_record` are the model, the seed and the BLEU. A comment beside each run says by how much its
+    BLEU differs from that of the Transformer with the same seed.
     """
     write(
         "multi30k_cpu/gpu",

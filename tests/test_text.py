@@ -171,10 +171,9 @@ def format_examples(examples_of_split):
 
 @pytest.fixture
 def prefixes(tmp_path):
-    """Writes two files of parallel text, and returns their paths without the endings .en and .de.
+    """Writes the parallel texts `train` and `train2`, and returns their paths without the endings .en and .de.
 
-    They have 7 pairs. Three of these have no empty side and are not too long or too different in length: the first and
-    the fourth pair of `train`, and the only pair of `train2`.
+    They have 6 pairs and one pair. The English side of `train2` is compressed.
     """
     write(tmp_path / "train.en", ["\ufeffA\u2028b", "", "c d e f", "G", "x y", "  "])
     write(tmp_path / "train.de", ["A", "B", "C", "G", "1 2 3 4 5", "w"])
@@ -184,7 +183,10 @@ def prefixes(tmp_path):
 
 
 def test_pairs_that_are_left_out_are_counted_by_their_reason(prefixes, tmp_path, capsys):
-    """Pairs within the limits are written in lower case. The number of others is printed, for each reason.
+    """Pairs within the limits are written in lower case. For each reason, it is printed how many pairs were left out.
+
+    Of the 6 pairs of `train`, the first and the fourth are used. The second and the sixth pair have an empty side. The
+    third pair has 4 words and 1 word, and the fifth pair has 2 words and 5 words. The only pair of `train2` is used.
 
     In "A\\u2028b", a character that some tools take for the end of a line becomes a space.
     """
@@ -268,7 +270,7 @@ def test_multirc_has_an_example_for_each_answer_and_holds_out_whole_paragraphs(t
     """The validation set gets two whole paragraphs of the training text, and each answer becomes an example.
 
     The training text has 20 paragraphs, each in two rows, which stay together. The test set has the last paragraph.
-    Each row becomes 10 examples: 5 questions with two answers each. Tags become blanks.
+    Each row becomes 10 examples: 5 questions with two answers each. Tags become spaces.
     """
     answers = [{"text": "Ann", "label": 1}, {"text": "Eve", "label": 0}]
     questions = [{"question": f"Who {number}?", "answers": answers} for number in range(5)]
@@ -515,11 +517,15 @@ class CorpusForm(NamedTuple):
 
 
 def make_imdb_files():
-    """Returns {name: contents} of files of IMDb: 10 negative and 10 positive reviews in each split."""
+    """Returns {name: contents} of files of IMDb: 10 negative and 10 positive reviews in each split.
+
+    In a name, {} stands for each split, as in `CorpusForm`.
+    """
     files = {}
     for label in ("neg", "pos"):
         for number in range(10):
-            files[f"aclImdb/{{}}/{label}/{number}_7.txt"] = f"{label} film {number}"
+            name = f"{label}/{number}_7.txt"
+            files["aclImdb/{}/" + name] = f"{label} film {number}"
     return files
 
 
