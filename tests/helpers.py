@@ -1,4 +1,4 @@
-"""Functions and constants that several test files use.
+"""Provides functions and constants that several test files use.
 
 - Small models and data: `make_attention`, `make_model`, `make_synth`, `make_dictionary`, `make_data`, `make_text`.
 - Commands: `run_cli` runs a command of fairseq in this process, `train_model` runs fairseq-train, `run_program` runs a
@@ -47,21 +47,21 @@ from fairseq_synth.synthesizers import SYNTHESIZERS, Synthesizer
 from recipes.steps import ROOT, UserError
 
 fairseq_synth.register()
-# flags of fairseq's commands: which plugin to load
+# Flags of fairseq's commands: the folder of the plugin to load.
 USER_DIR = ["--user-dir", str(ROOT / "fairseq_synth")]
-# flags of fairseq-train: the sizes of a small model for translation, which takes sentences of up to 24 tokens
+# Flags of fairseq-train: the sizes of a small model for translation, which takes sentences of up to 24 tokens.
 SMALL = (
     "--encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 32 "
     "--decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2 --synth-max-length 24 "
     "--share-all-embeddings --dropout 0.1"
 ).split()
-# flags of fairseq-train: a short training that logs each update in JSON, for `read_losses`
+# Flags of fairseq-train: a short training that logs each update in JSON. The function `read_losses` reads this log.
 RECIPE = (
     "--optimizer adam --lr 0.01 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --max-tokens 200 "
     "--num-workers 0 --no-progress-bar --log-format json --log-interval 1 --seed 7"
 ).split()
-# flags of fairseq-train for a process that ends after an update or two. fairseq's thread that loads batches ahead may
-# still be at work then, and a thread inside PyTorch aborts the process when Python ends.
+# Flags of fairseq-train for a process that ends after one or two updates. By default, fairseq has a thread that loads
+# batches ahead. If this thread is still inside PyTorch when Python ends, the process aborts. These flags switch it off.
 NO_THREAD = ["--data-buffer-size", "0"]
 # For each kind of model: a Synthesizer's architecture, and fairseq's own architecture of the same size.
 KINDS = {
@@ -69,16 +69,17 @@ KINDS = {
     "language_model": ("transformer_lm_synth_random_vanilla_ptb", "transformer_lm_ptb"),
     "encoder": ("roberta_synth_random_vanilla_agnews", "roberta_agnews"),
 }
-# For each kind of model: its stacks of layers, which begin the names of its flags (--encoder-synthesizer).
+# For each kind of model: its stacks of layers. The names of flags begin with these words, as in --encoder-synthesizer.
 SIDES = {"translation": ("encoder", "decoder"), "language_model": ("decoder",), "encoder": ("encoder",)}
-# The size of the test set of the fixture `data`. It is not a multiple of 8, of which fairseq makes batches.
+# The number of sentences in the test set of the fixture `data`. fairseq makes batches whose sizes are multiples of 8.
+# This number is not a multiple of 8, so that one batch has another size.
 TEST_SENTENCES = 21
-# The commands that start a worker process to load data, which `run_cli` prevents: from the second call in one process
-# on, ending such a worker takes 5 seconds.
+# The commands that start a worker process to load data. The function `run_cli` prevents this, because it takes 5
+# seconds to end such a worker, except for the first one in a process.
 READERS = (generate.cli_main, interactive.cli_main, validate.cli_main, eval_lm.cli_main)
-# Values of --encoder-synthesizer that tests go through: NAMES has every function. SPECS also has a mixture of each
-# function with the next one, every mixture that has an architecture, and one mixture of three functions. A new function
-# is covered as soon as it is registered.
+# Values of --encoder-synthesizer with which tests are repeated. NAMES has every function. SPECS also has a mixture of
+# each function with the next one, every mixture that has an architecture, and one mixture of three functions. A new
+# function is covered as soon as it is registered.
 NAMES = list(SYNTHESIZERS)
 MIXTURES_OF_TWO = [f"{name}+{next_name}" for name, next_name in zip(NAMES, NAMES[1:])]
 SPECS = [*NAMES, *MIXTURES_OF_TWO, "random+dense+vanilla"]
@@ -152,8 +153,9 @@ def make_attention(
     """
     torch.manual_seed(seed)
     groups = parse_heads(spec, num_heads)
-    built = build_synthesizer(groups, mixture, embed_dim // num_heads, max_length, rank, beyond_length)
-    module = SyntheticAttention(embed_dim, num_heads, built, **kwargs)
+    head_dim = embed_dim // num_heads
+    synthesizer = build_synthesizer(groups, mixture, head_dim, max_length, rank, beyond_length)
+    module = SyntheticAttention(embed_dim, num_heads, synthesizer, **kwargs)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -161,19 +163,20 @@ def make_attention(
 
 
 def run_attention(module, x, gradient, monkeypatch, *, padding=None, is_causal=False, attend=None):
-    """Runs a self-attention forward and backward, and returns its results by name.
+    """Runs a self-attention forward and backward, and returns a dictionary with its results.
 
-    They are "out", the output for real tokens (0 for padding), "x", the gradient for the input, and for each trained
-    parameter its gradient.
+    The key "out" stands for the output, which is 0 for padding, and "x" stands for the gradient with respect to the
+    input. The name of each trained parameter stands for the gradient with respect to this parameter.
 
     Args:
         module: a SyntheticAttention.
         x: the input (T, B, C).
-        gradient: the gradient for the output (T, B, C).
+        gradient: the gradient with respect to the output (T, B, C).
         monkeypatch: pytest's fixture.
-        padding: a mask (B, T), true for padding.
-        is_causal: whether rows see no later columns.
-        attend: the function that computes softmax(S) V, with the arguments of `computations.attend`; None: that one.
+        padding: a mask (B, T), which is True for padding; None: there is no padding.
+        is_causal: whether each row sees no later columns.
+        attend: a function that computes softmax(S) V in place of `computations.attend`, with the same arguments; None:
+            `computations.attend`.
     """
     x = x.detach().requires_grad_()
     with monkeypatch.context() as patch:
@@ -220,26 +223,31 @@ def make_model(arch="transformer_synth_random_vanilla_multi30k", seed=1, words=4
         words: the number of words in its dictionary.
         flags: other flags of fairseq-train, such as encoder_layers=3 for --encoder-layers 3.
     """
-    sizes = dict(
-        encoder_embed_dim=16,
-        encoder_ffn_embed_dim=24,
-        encoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_layers=2,
-        decoder_attention_heads=2,
-        dropout=0.1,
-        synth_max_length=24,
-    )
+    max_length = flags.get("synth_max_length", 24)
+    all_flags = {
+        "encoder_embed_dim": 16,
+        "encoder_ffn_embed_dim": 24,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 2,
+        "dropout": 0.1,
+        "synth_max_length": max_length,
+    }
     if arch.startswith(("transformer_lm", "lightconv_lm")):
-        sizes.update(
-            decoder_embed_dim=16, decoder_ffn_embed_dim=24, tokens_per_sample=flags.get("synth_max_length", 24)
-        )
+        all_flags["decoder_embed_dim"] = 16
+        all_flags["decoder_ffn_embed_dim"] = 24
+        all_flags["tokens_per_sample"] = max_length
     if arch.startswith("roberta"):
-        sizes.update(max_positions=flags.get("synth_max_length", 24))
-    args = argparse.Namespace(arch=arch, **{**sizes, **flags})
-    ARCH_CONFIG_REGISTRY[arch](args)
+        all_flags["max_positions"] = max_length
+    all_flags.update(flags)
+    args = argparse.Namespace(arch=arch, **all_flags)
+    set_defaults_of_arch = ARCH_CONFIG_REGISTRY[arch]
+    set_defaults_of_arch(args)
+    task = make_task(words, tokens_per_sample=args.synth_max_length)
     torch.manual_seed(seed)
-    return ARCH_MODEL_REGISTRY[arch].build_model(args, make_task(words, args.synth_max_length)).eval()
+    model = ARCH_MODEL_REGISTRY[arch].build_model(args, task)
+    return model.eval()
 
 
 def used_weights(state_dict):
@@ -256,23 +264,28 @@ def make_synth(spec, kind="translation", **flags):
         kind: a key of KINDS: "translation", "language_model" or "encoder".
         flags: other flags of fairseq-train, such as encoder_layers=3 for --encoder-layers 3.
     """
-    sides = {f"{side}_synthesizer": spec for side in SIDES[kind]}
-    return perturb(make_model(KINDS[kind][0], **{**sides, **flags}))
+    synthesizer_arch, _stock_arch = KINDS[kind]
+    all_flags = {f"{side}_synthesizer": spec for side in SIDES[kind]}
+    all_flags.update(flags)
+    model = make_model(synthesizer_arch, **all_flags)
+    return perturb(model)
 
 
 def compute_logits(model, source, target):
-    """Runs a model of any kind; returns its logits (B, T, words) and the tokens (B, T) that they belong to.
+    """Runs a model of any kind, and returns a pair: its logits (B, T, words) and the tokens that they belong to (B, T).
 
     Args:
         model: a translation model, a language model or an encoder.
-        source: (B, S), the tokens that an encoder reads; not used for a language model.
-        target: (B, T), the tokens that a decoder reads; not used for an encoder.
+        source: the tokens that an encoder reads (B, S); not used for a language model.
+        target: the tokens that a decoder reads (B, T); not used for an encoder.
     """
     base_classes = {base.__name__ for base in type(model).__mro__}
     if "FairseqEncoderDecoderModel" in base_classes:
-        logits, _extra = model(source, None, target)
+        source_lengths = None  # the encoder does not need them
+        logits, _extra = model(source, source_lengths, target)
         return logits, target
-    tokens = target if "FairseqLanguageModel" in base_classes else source
+    is_language_model = "FairseqLanguageModel" in base_classes
+    tokens = target if is_language_model else source
     logits, _extra = model(tokens)
     return logits, tokens
 
@@ -280,7 +293,12 @@ def compute_logits(model, source, target):
 def perturb(model, seed=3, std=0.3):
     """Adds noise to the parameters of a model, except to the embeddings, and returns the same model.
 
-    Otherwise initial values, such as a bias of 0 or a mixture with equal weights, could hide a mistake.
+    Without noise, initial values such as a bias of 0 or a mixture with equal weights could hide a mistake.
+
+    Args:
+        model: the model.
+        seed: the seed of the noise.
+        std: the standard deviation of the noise.
     """
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -300,9 +318,10 @@ def pad_batch(sentences, left, pad=1):
     """
     width = max(len(sentence) for sentence in sentences)
     batch = torch.full((len(sentences), width), pad)
-    for row, sentence in zip(batch, sentences):
+    for row_number, sentence in enumerate(sentences):
         start = width - len(sentence) if left else 0
-        row[start : start + len(sentence)] = torch.tensor(sentence)
+        end = start + len(sentence)
+        batch[row_number, start:end] = torch.tensor(sentence)
     return batch
 
 
@@ -321,13 +340,13 @@ def remove_flags(arguments, *names):
 
 
 def run_cli(main, *argv, stdin=None, form=None):
-    """Runs a command of fairseq in this process; returns a pair of strings: what it printed, and what it logged.
+    """Runs a command of fairseq in this process, and returns a pair of strings: what it printed, and what it logged.
 
     Args:
         main: the function of the command, such as fairseq_cli.train.cli_main.
         argv: the arguments of the command; they are converted to strings.
-        stdin: the text that it reads from standard input.
-        form: the format of a line of the log, as for logging.Formatter; by default only the message.
+        stdin: the text that the command reads from standard input; None: no text.
+        form: the format of a line of the log, as for logging.Formatter; None: only the message.
     """
     if main in READERS:
         argv = (*argv, "--num-workers", "0")
@@ -341,11 +360,14 @@ def run_cli(main, *argv, stdin=None, form=None):
     root.setLevel("INFO")
     if hasattr(checkpoint_utils.save_checkpoint, "best"):
         del checkpoint_utils.save_checkpoint.best  # the only state that fairseq keeps from one training to the next
+    arguments = [str(argument) for argument in argv]
+    standard_input = io.StringIO(stdin)  # empty for None
     try:
         with (
-            mock.patch.object(sys, "argv", ["fairseq", *map(str, argv)]),
-            mock.patch.object(sys, "stdin", io.StringIO(stdin or "")),
-            mock.patch.object(validate, "reset_logging"),  # it removes every second handler, whoever added it
+            mock.patch.object(sys, "argv", ["fairseq", *arguments]),
+            mock.patch.object(sys, "stdin", standard_input),
+            # fairseq's function would remove every second handler of the log, also handlers of tests.
+            mock.patch.object(validate, "reset_logging"),
             contextlib.redirect_stdout(out),
         ):
             main()
@@ -356,7 +378,10 @@ def run_cli(main, *argv, stdin=None, form=None):
 
 
 def get_error_line(main, *argv, stdin=None):
-    """Runs a command that has to fail, as `run_cli` does; returns the one line in which a user sees its error."""
+    """Runs a command that has to fail, and returns the line in which a user sees its error.
+
+    The arguments are those of `run_cli`. The test fails if the error has no such line, or if it has several lines.
+    """
     with pytest.raises(BaseException) as error:
         run_cli(main, *argv, stdin=stdin)
     line = explain(error.value)
@@ -389,25 +414,33 @@ def make_text(prefix, sentences, shortest=1, longest=12, target=reversed):
         prefix: a path without the language.
         sentences: how many sentences to write.
         shortest, longest: the bounds of the number of words in a sentence.
-        target: returns the words of the German sentence for those of the English one; by default the reversed sentence.
+        target: a function that returns the words of the German sentence for those of the English one. By default, the
+            German sentence has the same words in reverse order.
     """
     rng = random.Random(str(prefix.name))
     with open(f"{prefix}.en", "w") as en, open(f"{prefix}.de", "w") as de:
         for _ in range(sentences):
-            words = [f"w{rng.randrange(20)}" for _ in range(rng.randint(shortest, longest))]
+            length = rng.randint(shortest, longest)
+            words = [f"w{rng.randrange(20)}" for _ in range(length)]
             print(*words, file=en)
             print(*target(words), file=de)
 
 
 def make_data(folder):
-    """Fills the folder of the fixture `data`, which describes its contents, and returns the folder."""
-    for split, sentences in [("train", 300), ("valid", 13), ("test", TEST_SENTENCES)]:
-        make_text(folder / split, sentences)
-    make_text(folder / "long", 3, shortest=30, longest=30)
-    flags = ["-s", "en", "-t", "de", "--joined-dictionary"]
-    texts = ["--trainpref", folder / "train", "--validpref", folder / "valid"]
-    texts += ["--testpref", f"{folder}/test,{folder}/long"]
-    run_cli(preprocess.cli_main, *flags, *texts, "--destdir", folder / "bin")
+    """Fills the folder of the fixture `data` with text and binarised data, and returns the folder.
+
+    The fixture describes the contents of the folder.
+    """
+    make_text(folder / "train", sentences=300)
+    make_text(folder / "valid", sentences=13)
+    make_text(folder / "test", sentences=TEST_SENTENCES)
+    make_text(folder / "long", sentences=3, shortest=30, longest=30)
+    argv = ["-s", "en", "-t", "de", "--joined-dictionary"]
+    argv += ["--trainpref", folder / "train"]
+    argv += ["--validpref", folder / "valid"]
+    argv += ["--testpref", f"{folder}/test,{folder}/long"]
+    argv += ["--destdir", folder / "bin"]
+    run_cli(preprocess.cli_main, *argv)
     return folder
 
 
@@ -457,7 +490,8 @@ def assert_refused(function, *argv, part):
     """Checks that a command of recipes/ raises a UserError whose message is one line that matches `part`.
 
     Args:
-        function: the function of the command, such as recipes.train.main; it takes a list of arguments.
+        function: the function of the command, such as recipes.train.main. It takes a list of arguments. Tests of any
+            other function pass a lambda that ignores this list: ``assert_refused(lambda _: f(x), part="...")``.
         argv: the arguments; they are converted to strings.
         part: a regular expression that has to match somewhere in the message, or several of them.
     """
@@ -482,7 +516,7 @@ def flag_value(line, name):
 
 
 def wait_for(condition, seconds=120):
-    """Waits until condition() returns a true value; fails the test if that takes longer than `seconds`."""
+    """Waits until condition() returns a true value, and fails the test if that takes longer than `seconds`."""
     deadline = time.time() + seconds
     while not condition():
         assert time.time() < deadline, f"not within {seconds} seconds"
@@ -498,16 +532,17 @@ def children(pid):
 def is_alive(pid):
     """Returns whether the process `pid` has not ended yet. A zombie has ended."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_text()  # "PID (NAME) STATE …", where NAME may have spaces
+        status = Path(f"/proc/{pid}/stat").read_text()  # "PID (NAME) STATE …", where NAME may have spaces and brackets
     except OSError:
         return False
-    state = status.rpartition(")")[2].split()[0]
+    _pid_and_name, _bracket, state_and_other_fields = status.rpartition(")")
+    state = state_and_other_fields.split()[0]
     return state != "Z"
 
 
 @contextlib.contextmanager
 def run_programs_in_process():
-    """Lets recipes/ call fairseq-train, fairseq-preprocess, sacremoses etc. in this process in a with statement.
+    """Lets recipes/ call programs such as fairseq-train and sacremoses in this process, within a with statement.
 
     This saves the time in which a new process imports torch and fairseq, or prepares the tables of sacremoses. Only a
     few tests start the programs in processes of their own, as users do, for example test_any_locale.
@@ -544,8 +579,8 @@ def run_programs_in_process():
         except SynthesizerError:
             return steps.run(argv, log, watch)  # fails again, with the error line that users see
         steps.show(argv)
-        # The original, too, adds to a log that it watches, which is that of a training, and replaces any other log. A
-        # training may be continued, and its log has all parts.
+        # Like the original, this function appends to a log that is watched, and replaces any other log. A watched log
+        # is that of a training, which may be continued: its log has all parts.
         mode = "a" if watch else "w"
         with open(log, mode) as file:
             file.write(printed + logged)

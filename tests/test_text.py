@@ -1,4 +1,4 @@
-"""Text: every form that corpora come in is read, mistakes in them are refused, downloads are checked."""
+"""Checks that recipes/ reads every form of each corpus, refuses mistakes in their files, and checks downloads."""
 
 import json
 import re
@@ -16,7 +16,10 @@ from recipes.pairs import FilePair, Limits
 
 
 def make_wsc_row(text, noun, noun_index, pronoun, pronoun_index):
-    """Returns a row of WSC: a text with a noun and a pronoun, each with the index of its first word."""
+    """Returns a row of WSC with the label True: a text, and a noun and a pronoun that it contains.
+
+    `noun_index` and `pronoun_index` are the numbers of words before the noun and before the pronoun.
+    """
     spans = {
         "span1_text": noun,
         "span1_index": noun_index,
@@ -31,7 +34,7 @@ class TaskRow(NamedTuple):
 
     row: str | dict  # lines of a table, the last of which is the row, or a JSON object
     example: str  # "source => target", without the name of the task at its beginning
-    answers: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()  # the right answers; empty if the target is the only one
 
 
 RECORD = {
@@ -41,6 +44,7 @@ RECORD = {
     },
     "qas": [{"query": "@placeholder ran", "answers": [{"text": "Bob"}, {"text": "Bobby"}]}],
 }
+# {form: its row and example}. A form is the name of a task, which a comma and the name of a case may follow.
 TASK_ROWS = {
     "sst2": TaskRow("sentence\tlabel\na film \t1", "sentence: a film => positive"),
     "cola": TaskRow('gj04\t0\t*\tHe "go.', 'sentence: He "go. => unacceptable'),
@@ -100,7 +104,8 @@ TASK_ROWS = {
         "text: By # their * mother * # => True",
     ),
 }
-# The names of the files of tasks whose training set and test sets are not called train and dev, or train and val.
+# {task: the names of its files} for tasks whose training set and test sets are not called train and dev, or train and
+# val.
 FILE_NAMES = {
     "mrpc": ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt"),
     "stsb": ("sts-train.csv", "sts-dev.csv"),
@@ -109,12 +114,12 @@ FILE_NAMES = {
 
 
 def make_task_files(form):
-    """Returns {name: contents} of the files of a task, given by a key of TASK_ROWS.
+    """Returns {name: contents} of the files of a task.
 
     All files have the same row. The training set has it twice, because one example is held out.
 
     Args:
-        form: the name of a task, which a comma and the name of a case may follow, such as "wsc, noun in the pronoun".
+        form: a key of TASK_ROWS, such as "wsc, noun in the pronoun". The task is the part before the comma.
     """
     task = form.split(",")[0]
     row = TASK_ROWS[form].row
@@ -137,19 +142,27 @@ def make_task_files(form):
 
 
 def write_files(folder, files):
-    """Writes {name: contents} into a folder."""
+    """Writes files into a folder. `files`: {name: contents}."""
     for name, contents in files.items():
         write(folder / name, [contents])
 
 
-def read(corpus, folder, history=5, limit=None):
-    """Returns {split: the examples} of a corpus in a folder."""
-    files = text.find_corpus_files(CORPORA[corpus], folder, folder)
-    return examples.read_examples(CORPORA[corpus], files, history, limit)
+def read_corpus(name, folder, history=5, limit=None):
+    """Returns {split: its examples} of a corpus whose files are in a folder.
+
+    Args:
+        name: the name of the corpus.
+        folder: the folder.
+        history: for dialogues, how many utterances before the reply are part of the source.
+        limit: for texts with labels, how many examples are used for training and validation; None: all.
+    """
+    corpus = CORPORA[name]
+    files = text.find_corpus_files(corpus, archives=folder, source=folder)
+    return examples.read_examples(corpus, files, history, limit)
 
 
-def as_lines(examples_of_split):
-    """Returns each example as "source => target"."""
+def format_examples(examples_of_split):
+    """Returns a list of each example as a string "source => target"."""
     return [f"{example.source} => {example.target}" for example in examples_of_split]
 
 
@@ -158,7 +171,10 @@ def as_lines(examples_of_split):
 
 @pytest.fixture
 def prefixes(tmp_path):
-    """The prefixes of the files of parallel text, with 7 pairs of which 3 have no empty side and similar lengths."""
+    """Writes the parallel texts `train` and `train2`, and returns their paths without the endings .en and .de.
+
+    They have 6 pairs and one pair. The English side of `train2` is compressed.
+    """
     write(tmp_path / "train.en", ["\ufeffA\u2028b", "", "c d e f", "G", "x y", "  "])
     write(tmp_path / "train.de", ["A", "B", "C", "G", "1 2 3 4 5", "w"])
     write(tmp_path / "train2.en.gz", ["\x85h\x0c"])
@@ -167,7 +183,13 @@ def prefixes(tmp_path):
 
 
 def test_pairs_that_are_left_out_are_counted_by_their_reason(prefixes, tmp_path, capsys):
-    """Characters that some tools take for the end of a line become spaces."""
+    """Pairs within the limits are written in lower case. For each reason, it is printed how many pairs were left out.
+
+    Of the 6 pairs of `train`, the first and the fourth are used. The second and the sixth pair have an empty side. The
+    third pair has 4 words and 1 word, and the fifth pair has 2 words and 5 words. The only pair of `train2` is used.
+
+    In "A\\u2028b", a character that some tools take for the end of a line becomes a space.
+    """
     limits = Limits(lowercase=True, max_ratio=3, max_length=4)
     pairs.clean_pairs(prefixes, tmp_path / "out" / "x", ("en", "de"), limits)
     assert (tmp_path / "out" / "x.en").read_text() == "a b\ng\nh\n"
@@ -176,12 +198,14 @@ def test_pairs_that_are_left_out_are_counted_by_their_reason(prefixes, tmp_path,
 
 
 def test_a_sample_has_the_first_pairs_of_each_file(prefixes, tmp_path):
+    """A sample of 1 has the first pair of `train` and the first pair of `train2`."""
     pairs.clean_pairs(prefixes, tmp_path / "out" / "y", ("en", "de"), Limits(sample=1))
     assert (tmp_path / "out" / "y.de").read_text() == "A\nH\n"
 
 
 def test_text_without_any_pair_is_refused(prefixes, tmp_path):
-    write(tmp_path / "train.de", ["", " ", *[""] * 4])
+    """A text all of whose German lines are empty is refused, and no file is written."""
+    write(tmp_path / "train.de", ["", " ", "", "", "", ""])
     out = tmp_path / "out"
     assert_refused(
         lambda _: pairs.clean_pairs(prefixes[:1], out / "z", ("en", "de"), Limits()),
@@ -194,11 +218,12 @@ def test_text_without_any_pair_is_refused(prefixes, tmp_path):
     "total_words, block_size, density, span_length", [(103, 20, 0.15, 3), (38, 7, 0.9, 1), (3, 64, 0.15, 3)]
 )
 def test_source_and_spans_together_are_the_text(tmp_path, total_words, block_size, density, span_length):
-    """A block goes over the ends of lines; a text that is shorter than a block is one block.
+    """If the spans are put back into the source of a block, the result is the text of the block.
 
-    The words behind the last whole block of a longer text are left out. In each block, the share `density` of the words
-    is removed, in spans of `span_length` words on average. But at least one word is removed and one word stays, and
-    between two spans there is a word that stays.
+    A block goes over the ends of lines; a text that is shorter than a block is one block. The words after the last
+    whole block of a longer text are left out. In each block, the share `density` of the words is removed, in spans of
+    `span_length` words on average. But at least one word is removed and one word stays, and between two spans there is
+    a word that stays.
     """
 
     def clamp(number, lowest, highest):
@@ -219,10 +244,11 @@ def test_source_and_spans_together_are_the_text(tmp_path, total_words, block_siz
     assert len(blocks) == max(total_words // block_size, 1)
     for number, (source, target) in enumerate(blocks):
         expected_words = words[number * block_size : (number + 1) * block_size]
+        # {mark: the span that it stands for}, from a target such as "<extra_id_0> w3 w4 <extra_id_1> w9"
         spans = dict(re.findall(r"(<extra_id_\d+>) ([^<]+)", target))
         restored = source
-        for sentinel, span in spans.items():
-            restored = restored.replace(sentinel, span)
+        for mark, span in spans.items():
+            restored = restored.replace(mark, span)
         assert restored.split() == expected_words
 
         num_words = len(expected_words)
@@ -235,15 +261,16 @@ def test_source_and_spans_together_are_the_text(tmp_path, total_words, block_siz
 
 
 def write_multirc(path, paragraphs, questions):
-    """Writes rows of MultiRC, each with a paragraph and all questions."""
+    """Writes a file of MultiRC with a row for each paragraph. Each row has all questions."""
     rows = [{"passage": {"text": paragraph, "questions": questions}} for paragraph in paragraphs]
     write(path, [json.dumps(row) for row in rows])
 
 
 def test_multirc_has_an_example_for_each_answer_and_holds_out_whole_paragraphs(tmp_path):
-    """The training text has 20 paragraphs, each in two rows, which stay together. The test set has the last of them.
+    """The validation set gets two whole paragraphs of the training text, and each answer becomes an example.
 
-    Each row becomes 10 examples: 5 questions with two answers each. Tags become blanks.
+    The training text has 20 paragraphs, each in two rows, which stay together. The test set has the last paragraph.
+    Each row becomes 10 examples: 5 questions with two answers each. Tags become spaces.
     """
     answers = [{"text": "Ann", "label": 1}, {"text": "Eve", "label": 0}]
     questions = [{"question": f"Who {number}?", "answers": answers} for number in range(5)]
@@ -254,9 +281,9 @@ def test_multirc_has_an_example_for_each_answer_and_holds_out_whole_paragraphs(t
     last_paragraph = paragraphs[-1]
     write_multirc(tmp_path / "train.jsonl", paragraphs, questions)
     write_multirc(tmp_path / "val.jsonl", [last_paragraph], questions)
-    examples_of_splits = read("multirc", tmp_path)
+    examples_of_splits = read_corpus("multirc", tmp_path)
 
-    assert as_lines(examples_of_splits["test"])[:2] == [
+    assert format_examples(examples_of_splits["test"])[:2] == [
         "multirc question: Who 0? answer: Ann paragraph: Part 19. So => True",
         "multirc question: Who 0? answer: Eve paragraph: Part 19. So => False",
     ]
@@ -268,7 +295,7 @@ def test_multirc_has_an_example_for_each_answer_and_holds_out_whole_paragraphs(t
     assert groups == expected_groups
 
     def get_paragraphs(split):
-        """Returns the different paragraphs of the examples of a split."""
+        """Returns the set of the paragraphs in the examples of a split."""
         return {example.source.split("paragraph: ")[1] for example in examples_of_splits[split]}
 
     assert len(examples_of_splits["valid"]) == 40  # 2 paragraphs in 2 rows of 10 examples
@@ -276,7 +303,7 @@ def test_multirc_has_an_example_for_each_answer_and_holds_out_whole_paragraphs(t
     assert get_paragraphs("train").isdisjoint(get_paragraphs("valid"))
 
 
-EMAIL = '{"email": "a b", "subject": "c"}'
+EMAIL = '{"email": "a b", "subject": "c"}'  # a line of the corpus AESLC
 
 
 class WrongFile(NamedTuple):
@@ -398,6 +425,7 @@ WRONG_FILES = [
 
 @pytest.mark.parametrize("wrong_file", WRONG_FILES, ids=lambda wrong_file: wrong_file.mistake)
 def test_a_wrong_row_is_refused_with_its_file_and_line(tmp_path, wrong_file):
+    """A corpus with one wrong file is refused, and the error names the mistake."""
     corpus = wrong_file.corpus
     if corpus in TASK_ROWS:
         files = make_task_files(corpus)
@@ -409,39 +437,49 @@ def test_a_wrong_row_is_refused_with_its_file_and_line(tmp_path, wrong_file):
         }
     files[wrong_file.name] = wrong_file.contents
     write_files(tmp_path, files)
-    assert_refused(lambda _: read(corpus, tmp_path), part=wrong_file.error)
+    assert_refused(lambda _: read_corpus(corpus, tmp_path), part=wrong_file.error)
+
+
+LABELS_OF_TEXTS = ["sport", "world"] * 50  # a label for each of 100 texts
 
 
 def write_labelled_text(folder):
-    """Writes a training set of 100 texts with one of two labels each."""
-    labels = ["sport", "world"] * 50
-    write(folder / "train.tsv", [f"{label}\ttext {i}\tmore" for i, label in enumerate(labels)])
+    """Writes a corpus of texts with labels: 100 texts for training, with LABELS_OF_TEXTS, and one for testing."""
+    write(folder / "train.tsv", [f"{label}\ttext {number}\tmore" for number, label in enumerate(LABELS_OF_TEXTS)])
     write(folder / "test.csv", ["sport,a ball"])
 
 
 def test_labelled_text_is_drawn_at_random_and_held_out_by_a_fixed_seed(tmp_path):
+    """With a limit of 50, there are 45 examples for training and 5 for validation, in random order.
+
+    They are the same at each call. Without a limit, the validation set begins with the same 5 examples.
+    """
     write_labelled_text(tmp_path)
-    examples_of_splits = read("classification", tmp_path, limit=50)
+    examples_of_splits = read_corpus("classification", tmp_path, limit=50)
     assert len(examples_of_splits["train"]) == 45
     assert len(examples_of_splits["valid"]) == 5
-    assert read("classification", tmp_path, limit=50) == examples_of_splits
+    assert read_corpus("classification", tmp_path, limit=50) == examples_of_splits
 
-    drawn = as_lines(examples_of_splits["valid"] + examples_of_splits["train"])
+    drawn = format_examples(examples_of_splits["valid"] + examples_of_splits["train"])
     assert len(set(drawn)) == 50
     assert drawn != sorted(drawn)
-    labels = ["sport", "world"] * 50
-    assert set(drawn) <= {f"text {i} more => {label}" for i, label in enumerate(labels)}
+    all_examples = {f"text {number} more => {label}" for number, label in enumerate(LABELS_OF_TEXTS)}
+    assert set(drawn) <= all_examples
 
-    valid_without_limit = as_lines(read("classification", tmp_path)["valid"])
-    assert valid_without_limit[:5] == as_lines(examples_of_splits["valid"])
+    valid_without_limit = format_examples(read_corpus("classification", tmp_path)["valid"])
+    assert valid_without_limit[:5] == format_examples(examples_of_splits["valid"])
 
 
 def test_a_labelled_test_set_is_read_in_its_order_without_heading_and_markup(tmp_path):
+    """Tags and backslashes become spaces, entities become characters, and a very long text is read completely.
+
+    Signs that only look like a tag or an entity stay: "2<3 5>4" and "C#5;".
+    """
     write_labelled_text(tmp_path)
     markup = r"Oil\at  #36;50 or &#36;9 &lt;b&gt;a  barrel&lt;/b&gt;<br /><br />AT&amp;T 2<3 5>4 C#5;"
-    long_text = "c" * 140_000
+    long_text = "c" * 140_000  # longer than a cell that Python's csv module reads by default
     write(tmp_path / "test.csv", ['"Class Index","text"', f"sport,{markup}", f"world,{long_text}"])
-    assert as_lines(read("classification", tmp_path, limit=50)["test"]) == [
+    assert format_examples(read_corpus("classification", tmp_path, limit=50)["test"]) == [
         "oil at $50 or $9 a barrel at&t 2<3 5>4 c#5; => sport",
         f"{long_text} => world",
     ]
@@ -449,20 +487,23 @@ def test_a_labelled_test_set_is_read_in_its_order_without_heading_and_markup(tmp
 
 @pytest.mark.parametrize("form", TASK_ROWS)
 def test_a_task_of_glue_or_superglue_becomes_text_with_the_words_of_t5(tmp_path, form):
+    """Each test set of a task has one row. It becomes the example of TASK_ROWS, with the name of the task before it."""
     task = form.split(",")[0]
     files = make_task_files(form)
     write_files(tmp_path, files)
-    examples_of_splits = read(task, tmp_path)
-    num_test_sets = len(files) - 1
-    assert as_lines(examples_of_splits["test"]) == [f"{task} {TASK_ROWS[form].example}"] * num_test_sets
+    examples_of_splits = read_corpus(task, tmp_path)
+    num_test_sets = len(files) - 1  # all files but the training set
+    expected_example = f"{task} {TASK_ROWS[form].example}"
+    assert format_examples(examples_of_splits["test"]) == [expected_example] * num_test_sets
     assert tuple(examples_of_splits["test"][0].answers) == TASK_ROWS[form].answers
     assert examples_of_splits["train"]
     assert examples_of_splits["valid"]
 
 
 def test_the_two_test_sets_of_mnli_are_scored_apart(tmp_path):
+    """Each test set has one example. Their groups, which are scored separately, are the names of the files."""
     write_files(tmp_path, make_task_files("mnli"))
-    groups = [example.group for example in read("mnli", tmp_path)["test"]]
+    groups = [example.group for example in read_corpus("mnli", tmp_path)["test"]]
     assert groups == ["dev_matched", "dev_mismatched"]
 
 
@@ -473,6 +514,19 @@ class CorpusForm(NamedTuple):
     files: dict[str, str]  # {name: contents}, where {} in a name stands for each split
     test_examples: list[str]  # as "source => target"
     messages: tuple[str, ...] = ()  # parts of what is printed
+
+
+def make_imdb_files():
+    """Returns {name: contents} of files of IMDb: 10 negative and 10 positive reviews in each split.
+
+    In a name, {} stands for each split, as in `CorpusForm`.
+    """
+    files = {}
+    for label in ("neg", "pos"):
+        for number in range(10):
+            name = f"{label}/{number}_7.txt"
+            files["aclImdb/{}/" + name] = f"{label} film {number}"
+    return files
 
 
 MAIL = "Mail {0},\nof two lines.\n\n@subject\nThe {0}\n\n@ann0\nAnother"
@@ -497,10 +551,10 @@ FORMS = {
     ),
     "IMDb, a file for each text": CorpusForm(
         corpus="imdb",
-        files={f"aclImdb/{{}}/{label}/{i}_7.txt": f"{label} film {i}" for label in ("neg", "pos") for i in range(10)},
+        files=make_imdb_files(),
         test_examples=[
-            *[f"neg film {i} => 0" for i in range(10)],
-            *[f"pos film {i} => 1" for i in range(10)],
+            *[f"neg film {number} => 0" for number in range(10)],
+            *[f"pos film {number} => 1" for number in range(10)],
         ],
     ),
     "AESLC, a file for each e-mail": CorpusForm(
@@ -541,12 +595,17 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_corpus_is_read_in_every_form(form, tmp_path, capsys):
+    """The test set has the expected examples, the other sets are not empty, and the expected messages are printed."""
     for name, contents in form.files.items():
-        splits = ("train", "valid", "dev", "test") if "{}" in name else ("",)
-        for split in splits:
-            write(tmp_path / name.format(split), [contents])
-    examples_of_splits = read(form.corpus, tmp_path)
-    assert as_lines(examples_of_splits["test"]) == form.test_examples
+        if "{}" in name:
+            # Corpora call their validation set "valid" or "dev", and each corpus reads what it needs.
+            file_names = [name.format(split) for split in ("train", "valid", "dev", "test")]
+        else:
+            file_names = [name]
+        for file_name in file_names:
+            write(tmp_path / file_name, [contents])
+    examples_of_splits = read_corpus(form.corpus, tmp_path)
+    assert format_examples(examples_of_splits["test"]) == form.test_examples
     assert list(examples_of_splits["test"][0].answers) == []
     assert examples_of_splits["train"]
     assert examples_of_splits["valid"]
@@ -555,27 +614,36 @@ def test_a_corpus_is_read_in_every_form(form, tmp_path, capsys):
         assert message in output
 
 
+# Two dialogues of the corpus PersonaChat, with two replies and one reply. The lines of each are numbered from 1.
 CHAT = ["1 your persona: i like tea.", "2 hi!\thello.", "3 tea?\tyes.", "1 your persona: i run.", "2 who?\tme."]
 
 
 def test_persona_and_history_stand_before_the_utterance(tmp_path):
+    """The source of a reply is the persona, then the utterances before the reply, at most `history` of them.
+
+    The test set is the file `valid`. Training and validation set share the file `train`.
+    """
     for split in ("train", "valid"):
         write(tmp_path / f"{split}_self_original_no_cands.txt", CHAT)
-    examples_of_splits = read("personachat", tmp_path)
+    examples_of_splits = read_corpus("personachat", tmp_path)
     second_example = examples_of_splits["test"][1]
     assert second_example.source == "i like tea. | hi! | hello. | tea?"
     assert second_example.target == "yes."
-    assert read("personachat", tmp_path, history=1)["test"][1].source == "i like tea. | tea?"
+    assert read_corpus("personachat", tmp_path, history=1)["test"][1].source == "i like tea. | tea?"
     assert len(examples_of_splits["test"]) == 3
     assert len(examples_of_splits["train"]) + len(examples_of_splits["valid"]) == 3
 
 
 def test_a_test_set_alone_is_divided_by_dialogues(tmp_path, capsys):
+    """A file with 20 dialogues, which have 30 replies, is divided into three sets, and no dialogue is in two sets."""
     write(tmp_path / "valid_self_original_no_cands.txt", CHAT * 10)
-    examples_of_splits = read("personachat", tmp_path)
-    dialogues = {split: {example.group for example in examples_of_splits[split]} for split in SPLITS}
+    examples_of_splits = read_corpus("personachat", tmp_path)
+    dialogues = {}  # {split: the different dialogues of its examples}
+    for split in SPLITS:
+        dialogues[split] = {example.group for example in examples_of_splits[split]}
     assert {split: len(groups) for split, groups in dialogues.items()} == {"train": 16, "valid": 2, "test": 2}
-    assert len(set.union(*dialogues.values())) == 20  # no dialogue is in two splits
+    all_dialogues = set.union(*dialogues.values())
+    assert len(all_dialogues) == 20  # 16 + 2 + 2, so that no dialogue is in two splits
     assert sum(len(examples_of_split) for examples_of_split in examples_of_splits.values()) == 30
     assert "no training set" in capsys.readouterr().out
 
@@ -584,6 +652,7 @@ def test_a_test_set_alone_is_divided_by_dialogues(tmp_path, capsys):
 
 
 def test_a_file_that_is_in_several_folders_is_refused(tmp_path):
+    """If two folders on the same level have the file, the error names both of them."""
     write(tmp_path / "CoLA" / "dev.tsv", ["x"])
     write(tmp_path / "SST-2" / "dev.tsv", ["x"])
     assert_refused(
@@ -593,6 +662,7 @@ def test_a_file_that_is_in_several_folders_is_refused(tmp_path):
 
 
 def test_a_file_that_is_there_plain_and_compressed_is_taken_once(tmp_path):
+    """Of a file and its compressed form, only the file is taken."""
     raw = tmp_path / "out" / "raw"
     write(raw / "dev.tsv", ["x"])
     write(raw / "dev.tsv.gz", ["x"])
@@ -600,6 +670,10 @@ def test_a_file_that_is_there_plain_and_compressed_is_taken_once(tmp_path):
 
 
 def test_the_nearest_files_are_taken(tmp_path):
+    """If several folders have the file, that of the folder nearest to the top is taken, even if it is compressed.
+
+    The pattern "no.tsv", which comes first, has no file.
+    """
     write(tmp_path / "out" / "raw" / "dev.tsv", ["x"])
     write(tmp_path / "cnn" / "dev.tsv.gz", ["x"])
     assert text.find_first_match(tmp_path, "no.tsv **/dev.tsv") == [tmp_path / "cnn" / "dev.tsv.gz"]
@@ -610,7 +684,11 @@ DAILYDIALOG_FILES = ["dialogues_train.txt", "dialogues_validation.txt", "dialogu
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder that stands in for a web site, with an archive of archives, d.zip, whose SHA-256 is known."""
+    """Returns a folder that stands in for the web site of DailyDialog.
+
+    It has the archive d.zip. This contains an archive for each split, and a file that only has the name of an archive.
+    The SHA-256 of d.zip is listed, as that of a real corpus in corpora.sha256.
+    """
     site = tmp_path / "site"
     site.mkdir()
     with zipfile.ZipFile(site / "d.zip", "w") as archive:
@@ -625,48 +703,56 @@ def site(tmp_path, monkeypatch):
 
 
 def make_corpus(site):
-    """Returns the corpus DailyDialog, as if it came from the site."""
+    """Returns the corpus DailyDialog with the file d.zip of the folder `site` as its only address."""
     return replace(CORPORA["dailydialog"], home=f"file://{site}", urls=["d.zip"])
 
 
 @pytest.mark.parametrize("is_at_hand", [False, True])
 def test_an_archive_is_unpacked_whether_it_is_downloaded_or_at_hand(is_at_hand, site, tmp_path):
+    """The files of all three splits are found in the inner archives of d.zip."""
     source = site if is_at_hand else None
     files_of_splits = text.find_corpus_files(make_corpus(site), tmp_path / "archives", source)
-    names = [path.name for paths in files_of_splits.values() for path in paths]
+    names = []
+    for paths in files_of_splits.values():
+        names += [path.name for path in paths]
     assert names == DAILYDIALOG_FILES
 
 
 @pytest.fixture
 def fetch(site, tmp_path):
-    """Provides a function that downloads d.zip from the site into the folder archives."""
+    """Returns a function that downloads d.zip from the site into the existing folder `tmp_path / "archives"`."""
     archives = tmp_path / "archives"
     archives.mkdir()
     return lambda: text.fetch(f"file://{site}/d.zip", archives, "dailydialog")
 
 
 def test_a_download_that_was_cut_off_goes_on_where_it_ended(fetch, site, tmp_path):
+    """If the first 200 bytes are there already, only the other bytes are downloaded."""
     archives = tmp_path / "archives"
     contents = (site / "d.zip").read_bytes()
     (archives / "d.zip.part").write_bytes(contents[:200])
-    (site / "d.zip").write_bytes(b"?" * 200 + contents[200:])  # the first bytes are not asked for again
+    # The site now has other bytes at the beginning. The checksum would be wrong if they were downloaded again.
+    (site / "d.zip").write_bytes(b"?" * 200 + contents[200:])
     fetch()
     assert (archives / "d.zip").read_bytes() == contents
 
 
 def test_a_download_with_another_checksum_is_refused_and_deleted(fetch, site, tmp_path):
+    """The error names the address, and neither the file nor a part of it is left in the folder."""
     (site / "d.zip").write_bytes(b"another file")
     assert_refused(lambda _: fetch(), part=f"file://{site}/d.zip: its SHA-256 is not .*; try again.*--from")
     assert list((tmp_path / "archives").glob("d.zip*")) == []
 
 
 def test_a_download_that_fails_is_refused(fetch, site, tmp_path):
+    """If the site does not have the file, the error names the log of curl, and nothing is left in the folder."""
     (site / "d.zip").unlink()
     assert_refused(lambda _: fetch(), part="curl failed: .*download.log")
     assert list((tmp_path / "archives").glob("d.zip*")) == []
 
 
 def test_an_archive_that_cannot_be_unpacked_is_refused(site, tmp_path):
+    """If d.zip is a page of HTML instead of an archive, the error names the log of the program that unpacks it."""
     write(site / "d.zip", ["<html>not found</html>"])
     assert_refused(
         lambda _: text.find_corpus_files(make_corpus(site), tmp_path / "archives", site),
@@ -676,12 +762,13 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(site, tmp_path):
 
 @pytest.fixture
 def other_text(tmp_path):
-    """A file with a text that is not the Penn Treebank."""
+    """Writes a text that is not the Penn Treebank, and returns the path of the file."""
     write(tmp_path / "a.txt", ["an other text"])
     return tmp_path / "a.txt"
 
 
 def test_a_text_with_another_checksum_than_its_corpus_is_refused(other_text, tmp_path):
+    """A text with the name of the Penn Treebank but with another SHA-256 is refused, and no file is written."""
     assert_refused(
         lambda _: text.copy_lines("ptb/train.txt", [other_text], tmp_path / "out"),
         part=r"a.txt: is not the text of this corpus, because its SHA-256 differs",
@@ -690,14 +777,18 @@ def test_a_text_with_another_checksum_than_its_corpus_is_refused(other_text, tmp
 
 
 def test_a_text_without_words_is_refused(tmp_path):
-    write(tmp_path / "b.txt.gz", ["", ""])
+    """A text of empty lines is refused, and no file is written."""
+    empty_text = tmp_path / "b.txt.gz"
+    write(empty_text, ["", ""])
     assert_refused(
-        lambda _: text.copy_lines("x", [tmp_path / "b.txt.gz"], tmp_path / "out"), part="b.txt.gz: has no text"
+        lambda _: text.copy_lines("x", [empty_text], tmp_path / "out"),
+        part="b.txt.gz: has no text",
     )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_sample_of_a_text_is_taken_whatever_its_checksum(other_text, tmp_path):
+    """A sample of the first line is not compared with the SHA-256 of the whole Penn Treebank."""
     text.copy_lines("ptb/train.txt", [other_text], tmp_path / "out", sample=1)
     assert (tmp_path / "out").read_text() == "an other text\n"
 
@@ -705,7 +796,7 @@ def test_a_sample_of_a_text_is_taken_whatever_its_checksum(other_text, tmp_path)
 # ---- real text
 
 
-@pytest.mark.parametrize("corpus, folder, counts", [
+@pytest.mark.parametrize("corpus, folder, counts", [  # counts: the numbers of examples in train, valid and test
     ("aeslc", "summarisation/aeslc", (14436, 1960, 1906)),
     ("cnndm", "summarisation/cnndm", (200, 1000, 500)),
     ("dailydialog", "dialogue/dailydialog", (76053, 7069, 6740)),
@@ -722,8 +813,13 @@ def test_a_sample_of_a_text_is_taken_whatever_its_checksum(other_text, tmp_path)
     ("wic", "superglue/WiC", (4885, 543, 638)),
 ])  # fmt: skip
 def test_every_row_of_a_real_corpus_is_read(real_text, corpus, folder, counts):
-    examples_of_splits = read(corpus, real_text(folder), limit=20000)
-    assert tuple(len(examples_of_splits[split]) for split in SPLITS) == counts
+    """The training, validation and test set of a real corpus have the known numbers of examples.
+
+    The limit applies only to corpora with labels.
+    """
+    examples_of_splits = read_corpus(corpus, real_text(folder), limit=20000)
+    numbers_of_examples = tuple(len(examples_of_splits[split]) for split in SPLITS)
+    assert numbers_of_examples == counts
 
 
 @pytest.mark.parametrize("corpus, folder, num_tokens", [
@@ -731,8 +827,12 @@ def test_every_row_of_a_real_corpus_is_read(real_text, corpus, folder, counts):
     ("wikitext2", "lm/wikitext-2", 245569),
 ])  # fmt: skip
 def test_a_real_test_set_has_as_many_tokens_as_in_the_literature(real_text, tmp_path, corpus, folder, num_tokens):
-    """Ends of lines count as tokens. The other splits are checked by their checksums."""
+    """The test set of a language model has the number of tokens that other papers give, which count ends of lines.
+
+    The other splits are checked by their checksums.
+    """
     files_of_splits = text.find_corpus_files(CORPORA[corpus], tmp_path, real_text(folder))
     for split, paths in files_of_splits.items():
         text.copy_lines(f"{corpus}/{split}.txt", paths, tmp_path / f"{split}.txt")
-    assert sum(len(line.split()) + 1 for line in text.lines(tmp_path / "test.txt")) == num_tokens
+    words_of_lines = [line.split() for line in text.lines(tmp_path / "test.txt")]
+    assert sum(len(words) + 1 for words in words_of_lines) == num_tokens

@@ -1,15 +1,17 @@
 """Runs Python programs for the tests in "warm" processes, which have imported torch and fairseq already.
 
 A fresh interpreter needs about six seconds of CPU time to import torch and fairseq, and the tests start some sixty
-programs. `run` therefore asks a server (warm_server.py) for a process: the server has imported torch and fairseq, but
-nothing of this project, and forks itself for each request.
+programs. The function `run` therefore asks a server (warm_server.py) for a process. The server has imported torch and
+fairseq, but nothing of this project. It forks itself for each request.
 
-A warm process differs from a fresh one in what happens before and during these imports, and it does not free its
-memory at its end. A test passes ``fresh=True`` if it is about the locale, about environment variables that Python,
-torch or fairseq read when they start, about the order of imports, or about what a program does *not* import. Triton is
-imported, too, so that a program that runs kernels in Triton's interpreter also needs a fresh process. All warm
-processes also share one seed for the hashes of strings, so that only fresh ones show a result that depends on the order
-of a set.
+A warm process differs from a fresh one: the imports have already happened, and it does not free its memory at its end.
+A test has to pass ``fresh=True`` if it is about one of the following:
+
+- the locale
+- environment variables that Python, torch or fairseq read when they start
+- the order of imports, or what a program does *not* import
+- kernels in Triton's interpreter, because the server has imported Triton without its interpreter
+- a result that depends on the order of a set, because all warm processes share one seed for the hashes of strings
 """
 
 import json
@@ -26,29 +28,37 @@ SERVER_PROGRAM = Path(__file__).parent / "warm_server.py"
 
 
 def run(arguments, cwd=None, env=None, input="", file_size_limit=None, fresh=False):
-    """Runs ``python ARGUMENTS...`` in a warm process and returns a subprocess.CompletedProcess, with output as text.
+    """Runs ``python ARGUMENTS...`` in a warm process and returns a subprocess.CompletedProcess.
+
+    Its attributes `stdout` and `stderr` are strings, and `returncode` is the exit status.
 
     Args:
         arguments: ``-c CODE``, ``-m MODULE`` or the path of a script, then the program's own arguments.
         cwd: the program's working folder; by default the working folder of this process.
         env: all environment variables of the program; by default those of this process.
         input: what the program reads from standard input.
-        file_size_limit: the most bytes that the program can write to one file, as if the disk were full. It cannot be
-            used together with ``fresh``.
-        fresh: starts an ordinary interpreter instead of a warm process.
+        file_size_limit: the most bytes that the program can write to one file, as if the disk were full; None: any
+            number. It has no effect together with ``fresh``.
+        fresh: whether to start an ordinary interpreter instead of a warm process.
     """
     arguments = [str(argument) for argument in arguments]
-    variables = os.environ if env is None else env
-    environment = {name: str(value) for name, value in variables.items()}
+    if env is None:
+        env = os.environ
+    environment = {name: str(value) for name, value in env.items()}
     if fresh:
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=cwd, env=environment, input=input, capture_output=True, text=True)
+    if cwd is None:
+        cwd = os.getcwd()
+    if file_size_limit is None:
+        file_size_limit = resource.RLIM_INFINITY
     request = {
         "arguments": arguments,
-        "folder": str(Path(cwd or ".").absolute()),
+        "folder": str(Path(cwd).absolute()),
         "environment": environment,
-        "file_size_limit": file_size_limit or resource.RLIM_INFINITY,
+        "file_size_limit": file_size_limit,
     }
+    # The standard files of the program are temporary files. They are read after its end.
     with (
         tempfile.TemporaryFile("w+") as stdin,
         tempfile.TemporaryFile("w+") as stdout,
@@ -66,15 +76,16 @@ def ask_server(request, files):
     """Lets the server run a program, waits for its end, and returns its exit status.
 
     Args:
-        request: the arguments of the program, its folder, environment variables and file size limit; see `run`.
-        files: the open files that become its standard input, output and error.
+        request: the program as a dictionary, whose keys are the fields of `warm_server.Request` except for `files`.
+        files: the open files that become the program's standard input, output and error.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ[SOCKET_VARIABLE])
         a_byte = b"\n"  # files cannot be sent without at least one byte
         socket.send_fds(connection, [a_byte], [file.fileno() for file in files])
-        connection.sendall(json.dumps(request).encode() + b"\n")
-        answer = connection.makefile().readline()
+        line = json.dumps(request) + "\n"
+        connection.sendall(line.encode())
+        answer = connection.makefile().readline()  # the exit status, or "" if the server has closed the connection
     if not answer:
         raise RuntimeError("the server of warm processes has ended; its error is above")
     return int(answer)
@@ -90,11 +101,13 @@ class Server:
     def start(self):
         """Starts the server. Requests can be sent at once, and torch is imported only at the first request."""
         address = os.path.join(self.folder.name, "socket")
-        # The server must not read two variables, because each request has its own variables, which come too late then:
-        # - Python reads PYTHONPATH when it starts. The server adds the folders of each request to sys.path.
-        # - Triton reads TRITON_INTERPRET when it is imported, and the programs compile kernels.
-        left_out = ("PYTHONPATH", "TRITON_INTERPRET")
-        environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        # Each request has its own environment variables, but two variables take effect before a request arrives. They
+        # are removed, so that the server does not take them over from this process:
+        # - Python reads PYTHONPATH when it starts. The server adds the folders of each request to sys.path instead.
+        # - Triton reads TRITON_INTERPRET when it is imported. It would choose the interpreter then, but the programs
+        #   compile kernels.
+        removed_names = ("PYTHONPATH", "TRITON_INTERPRET")
+        environment = {name: value for name, value in os.environ.items() if name not in removed_names}
         # The end of the with statement closes the socket in this process only. The server has a copy of it (pass_fds).
         # The system keeps requests in the queue of the socket (listen) until the server has started and accepts them.
         with socket.socket(socket.AF_UNIX) as listener:
@@ -104,7 +117,7 @@ class Server:
                 [sys.executable, SERVER_PROGRAM, str(listener.fileno())],
                 env=environment,
                 pass_fds=[listener.fileno()],
-                stdin=subprocess.PIPE,  # is closed when this process ends or is killed, which ends the server
+                stdin=subprocess.PIPE,  # this pipe is closed when this process ends or is killed, which ends the server
             )
         os.environ[SOCKET_VARIABLE] = address
 

@@ -1,4 +1,6 @@
-"""``python warm_server.py LISTENER``: the server of warm.py. LISTENER is the file descriptor of a listening socket.
+"""Runs the server of warm.py: ``python warm_server.py LISTENER``.
+
+LISTENER is the file descriptor of a listening socket, which the server inherits from the process that starts it.
 
 For each request, the server forks a process. This process takes over the arguments, the working folder, the
 environment variables and the standard files of the request. Then it runs ``-c CODE``, ``-m MODULE`` or a script as
@@ -28,7 +30,7 @@ class Request(NamedTuple):
     arguments: list[str]
     folder: str
     environment: dict[str, str]
-    file_size_limit: int  # in bytes
+    file_size_limit: int  # in bytes, or resource.RLIM_INFINITY
     files: list[int]  # the descriptors of standard input, output and error
 
 
@@ -38,7 +40,8 @@ def main():
     There are three kinds of processes. The server forks a waiting process for each request, and goes on with the next
     request. The waiting process forks the program, waits for its end and reports its exit status.
     """
-    listener = socket.socket(fileno=int(sys.argv[1]))
+    listener_descriptor = int(sys.argv[1])
+    listener = socket.socket(fileno=listener_descriptor)
     while wait_for_request(listener):
         connection, _ = listener.accept()
         request = receive_request(connection)
@@ -47,7 +50,8 @@ def main():
         if is_waiting_process:
             start_program_and_exit(request, listener, connection)  # ends the waiting process, so it does not return
         else:
-            # The server has no use for them any more: the waiting process and the program have copies of their own.
+            # The server does not need the files and the connection any more: the waiting process and the program have
+            # copies of their own.
             close_files(request)
             connection.close()
     wait_for_all_children()
@@ -56,22 +60,22 @@ def main():
 def start_program_and_exit(request, listener, connection):
     """Forks the program of a request, waits for its end and reports it. Only the waiting process calls this function.
 
-    It does not return: both processes, the waiting one and the program, end in it.
+    The function does not return: both processes, the waiting one and the program, end in it.
 
     Args:
         request: the request.
-        listener: the socket at which the server waits for requests, of which this process has a copy.
+        listener: the socket at which the server waits for requests. The waiting process has a copy of it.
         connection: the socket to the process that has sent the request.
     """
-    program = os.fork()
-    is_program = program == 0  # fork returns 0 in the new process
+    program_pid = os.fork()
+    is_program = program_pid == 0  # fork returns 0 in the new process
     if is_program:
         listener.close()
         connection.close()
         run_program_and_exit(request)
     else:
         close_files(request)
-        report_end_and_exit(program, connection)
+        report_end_and_exit(program_pid, connection)
 
 
 def wait_for_request(listener):
@@ -82,10 +86,14 @@ def wait_for_request(listener):
 
 
 def wait_for_ended_children():
-    """Removes the children of this process that have ended, whose CPU time then counts as the time of this process."""
+    """Removes the children of this process that have ended, so that they do not stay in the system as zombies.
+
+    Their CPU time then counts as time of this process.
+    """
+    any_child = -1
     try:
         while True:
-            pid, _status = os.waitpid(-1, os.WNOHANG)
+            pid, _status = os.waitpid(any_child, os.WNOHANG)  # WNOHANG: returns 0 instead of waiting
             if pid == 0:
                 return  # the other children are still running
     except ChildProcessError:
@@ -94,9 +102,11 @@ def wait_for_ended_children():
 
 def wait_for_all_children():
     """Waits until all children of this process have ended."""
+    any_child = -1
+    no_options = 0
     try:
         while True:
-            os.waitpid(-1, 0)
+            os.waitpid(any_child, no_options)
     except ChildProcessError:
         return  # there are no children any more
 
@@ -106,7 +116,8 @@ def receive_request(connection):
     connection.setblocking(True)
     _byte, files, _flags, _address = socket.recv_fds(connection, bufsize=1, maxfds=3)
     with connection.makefile() as lines:
-        return Request(**json.loads(lines.readline()), files=files)
+        fields = json.loads(lines.readline())
+    return Request(**fields, files=files)
 
 
 def close_files(request):
@@ -115,14 +126,20 @@ def close_files(request):
         os.close(file)
 
 
-def report_end_and_exit(program, connection):
+def report_end_and_exit(program_pid, connection):
     """Waits for the end of the program, sends its exit status, and ends this process.
 
     The exit status is negative if a signal has ended the program, as in the module subprocess.
+
+    Args:
+        program_pid: the process number of the program.
+        connection: the socket to the process that has sent the request.
     """
+    no_options = 0
     try:
-        _, status = os.waitpid(program, 0)
-        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        _pid, wait_status = os.waitpid(program_pid, no_options)
+        exit_status = os.waitstatus_to_exitcode(wait_status)
+        connection.sendall(f"{exit_status}\n".encode())
     finally:
         os._exit(0)
 
@@ -130,8 +147,8 @@ def report_end_and_exit(program, connection):
 def import_torch_and_fairseq():
     """Imports torch and fairseq if this is the first request, without fairseq's messages about optional packages.
 
-    With torch comes the part that each training imports when it makes an optimizer, which takes three seconds. It also
-    imports Triton, without its interpreter; see `warm.Server`.
+    The module torch._dynamo is imported, too. Each training imports it when it makes an optimizer, which takes three
+    seconds. It also imports Triton, without its interpreter; see `warm.Server.start`.
     """
     if "fairseq" not in sys.modules:
         logging.disable(logging.INFO)
@@ -139,32 +156,35 @@ def import_torch_and_fairseq():
         import torch._dynamo  # noqa: F401
 
         logging.disable(logging.NOTSET)
-        gc.freeze()  # no forked process needs to look through these objects
+        gc.freeze()  # the garbage collector of a forked process then ignores these objects, which saves time
 
 
 def run_program_and_exit(request):
     """Runs the program of the request, and ends this process with the exit status of the program.
 
-    Like an interpreter, it shows an error by sys.excepthook, waits for other threads, and calls what is registered with
-    atexit.
+    Like an interpreter, this function shows an error by sys.excepthook, waits for other threads, and calls the
+    functions that are registered with atexit.
     """
     try:
         run_program(request)
-        status = 0
+        exit_status = 0
     except SystemExit as exit:
-        status = find_exit_status(exit.code)
+        exit_status = find_exit_status(exit.code)
     except Exception:
         sys.excepthook(*sys.exc_info())
-        status = 1
+        exit_status = 1
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)
+    os._exit(exit_status)
 
 
 def find_exit_status(code):
-    """Returns the exit status for the argument of sys.exit. A text is an error message, which is printed."""
+    """Returns the exit status for the argument of sys.exit.
+
+    A text is an error message: it is printed, and the exit status is 1. None is the status 0.
+    """
     if code is None:
         return 0
     if isinstance(code, int):
@@ -206,10 +226,10 @@ def take_over_process_state(request):
     os.environ.update(request.environment)
     limit = request.file_size_limit
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    # torch has read this variable already, when it was imported
+    # torch has read this variable when it was imported, before it had the value of the request.
     if "OMP_NUM_THREADS" in request.environment:
         sys.modules["torch"].set_num_threads(int(request.environment["OMP_NUM_THREADS"]))
-    # a fresh interpreter has other random numbers each time, until it sets a seed
+    # In a fresh interpreter, random numbers differ from process to process until the program sets a seed.
     random.seed()
     sys.modules["numpy"].random.seed()
 
@@ -220,18 +240,19 @@ def set_arguments(import_folder, argv, environment):
     Args:
         import_folder: the first folder of sys.path, which depends on how the program is started.
         argv: the new sys.argv.
-        environment: the variables of the program, of which PYTHONPATH has further folders of sys.path.
+        environment: the variables of the program. PYTHONPATH has further folders of sys.path.
     """
     python_path = environment.get("PYTHONPATH", "").split(os.pathsep)
-    python_path = [folder for folder in python_path if folder != ""]
-    sys.path[:] = [import_folder, *python_path, *sys.path[1:]]
+    folders = [folder for folder in python_path if folder != ""]
+    _folder_of_server, *other_folders = sys.path
+    sys.path[:] = [import_folder, *folders, *other_folders]
     sys.argv[:] = argv
 
 
 def forget_logging_of_imports(program):
-    """Removes the logging that fairseq has set up when it was imported, if the program is one of fairseq's commands.
+    """Removes the logging that fairseq set up when it was imported, if the program is one of fairseq's commands.
 
-    In a fresh interpreter, these commands set up the logging themselves, before they import fairseq.
+    In a fresh interpreter, such a command sets up the logging itself before it imports fairseq.
 
     Args:
         program: the code of the program or the name of its module.
