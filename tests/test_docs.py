@@ -59,8 +59,6 @@ def test_files_that_pages_name_exist():
         if page == "docs/fairseq-tests.md":  # its files are in fairseq's repository
             continue
         for path in path_in_text.findall(TEXT_BY_PAGE[page]):
-            if path.startswith("results/TABLE"):  # a placeholder for the name of a table
-                continue
             path_without_full_stop = path.rstrip(".")  # a full stop may end the sentence
             assert (ROOT / path_without_full_stop).exists(), f"{page}: {path}"
 
