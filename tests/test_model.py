@@ -985,7 +985,12 @@ def test_an_encoder_takes_the_number_of_positions_from_its_task(monkeypatch):
     """It does so if --max-positions is not given. This number must not be above --synth-max-length either."""
     task = make_task()
     task.cfg.tokens_per_sample = None
-    monkeypatch.setattr(helpers, "make_task", lambda *_: task)
+
+    def get_this_task(*_, **__):
+        """Takes the place of `helpers.make_task`, which `make_model` calls."""
+        return task
+
+    monkeypatch.setattr(helpers, "make_task", get_this_task)
     task.max_positions = lambda: 24
     assert make_model(ARCHS["encoder"], max_positions=None).args.max_positions == 24
     task.max_positions = lambda: 25
