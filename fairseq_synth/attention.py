@@ -92,10 +92,10 @@ class SyntheticAttention(nn.Module):
         self.synthesizer = synthesizer
         self.reset_parameters()  # gives values to the parameters of the projections and the synthesizer
 
-        # A decoder keeps what it needs of earlier tokens in a dictionary, in which each attention has keys of its own.
-        # Here are its vectors, which are the keys and values of all tokens so far:
+        # A decoder keeps what it needs of earlier tokens in a dictionary, in which each attention has two keys of its
+        # own. The first one is for its vectors, which are the keys and values of all tokens so far.
         self.vectors_key = self.state_key("vectors")
-        # and here is a table, which says which of these vectors belong to which hypothesis of the beam search:
+        # The second one is for a table, which says which vectors belong to which hypothesis of the beam search.
         self.table_key = self.state_key("table")
         # The table that this layer reads. At first, it is the layer's own. A decoder calls `share_table` of all layers
         # but the first one, which then read the first layer's table.

@@ -662,7 +662,7 @@ def test_a_file_that_is_in_several_folders_is_refused(tmp_path):
 
 
 def test_a_file_that_is_there_plain_and_compressed_is_taken_once(tmp_path):
-    """Of a file and its compressed form, only the file is taken."""
+    """If a folder has both a file and its compressed form, only the file is taken."""
     raw = tmp_path / "out" / "raw"
     write(raw / "dev.tsv", ["x"])
     write(raw / "dev.tsv.gz", ["x"])

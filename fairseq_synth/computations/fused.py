@@ -46,7 +46,7 @@ def compute(
     The rows of a sentence that consists of padding alone are computed too, and their results mean nothing.
     """
     assert logits.products, "`refuses` must refuse logits that have no inner product"
-    # Each bias goes one of the two ways.
+    # A bias that depends only on the column becomes a part of the key, and any other bias a part of the mask.
     column_biases = [bias for bias in logits.biases if is_column_bias(bias)]
     other_biases = [bias for bias in logits.biases if not is_column_bias(bias)]
 

@@ -18,7 +18,7 @@ a term is. A new kind of term only has to be added to `cast_for_tiles` and `DIME
 import enum
 import functools
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -198,6 +198,22 @@ DIMENSIONS = {
 WHOLE = slice(None)
 
 
+def cut_dimensions(x: Tensor, field: str, find_part: Callable[[Dimension, int], slice]) -> Tensor:
+    """Returns a part of a tensor, as a view.
+
+    Args:
+        x: The tensor.
+        field: The field of a term or of a `NormalForm` that the tensor is in. `DIMENSIONS` says what its dimensions
+            are.
+        find_part: Returns which numbers along one dimension belong to the part. Its arguments are the dimension and
+            its size.
+    """
+    index = []
+    for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
+        index.append(find_part(dimension, size))
+    return x[tuple(index)]
+
+
 # ---- blocks and tiles
 
 
@@ -241,10 +257,7 @@ class Block(NamedTuple):
             x: A tensor of a term, such as a query or a bias, for the whole batch; or the gradient of such a tensor.
             field: The field of the term that the tensor is in. `DIMENSIONS` says what its dimensions are.
         """
-        index = []
-        for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
-            index.append(self.find_part(dimension, size))
-        return x[tuple(index)]
+        return cut_dimensions(x, field, self.find_part)
 
     def find_part(self, dimension: Dimension, size: int) -> slice:
         """Returns which numbers along one dimension of a tensor belong to the block.
@@ -307,10 +320,7 @@ class Tile(NamedTuple):
             x: A tensor of the block's normal form, or the gradient of such a tensor.
             field: The field of `NormalForm` that the tensor is in. `DIMENSIONS` says what its dimensions are.
         """
-        index = []
-        for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
-            index.append(self.find_part(dimension, size))
-        return x[tuple(index)]
+        return cut_dimensions(x, field, self.find_part)
 
     def find_part(self, dimension: Dimension, size: int) -> slice:
         """Returns which numbers along one dimension of a tensor belong to the tile.

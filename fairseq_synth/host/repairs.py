@@ -228,7 +228,7 @@ def check_switch() -> None:
 def has_repair(function: Callable[..., Any], name: str) -> bool:
     """Returns whether a function is a replacement that the repair with this name has made.
 
-    It is, too, if further repairs have replaced that replacement.
+    This also holds if later repairs have replaced this replacement.
     """
     return name in names_of_repairs(function)
 

@@ -272,13 +272,14 @@ def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
     num_heads, longest, _ = scores.shape
     sums_of_first_columns = scores.cumsum(dim=-1)  # (H, T, T), cell (i, j): the sum of row i up to column j
     result = torch.empty_like(scores)
-    of_rows = scores.new_zeros(num_heads, longest)  # (H, T), for each row: the sum over the sentences seen so far
+    # (H, T), for each row: the sum over all sentences of the lengths that the loop has reached so far
+    totals_of_rows = scores.new_zeros(num_heads, longest)
     for length in range(longest, 0, -1):  # the longest sentences first
         last_column = length - 1
         row_sums = sums_of_first_columns[:, :length, last_column]  # (H, length), in a sentence of this length
-        of_rows[:, :length] += sentences_of_length[last_column] / row_sums
-        # Of all sentences, those that have this column have been seen now: those of `length` and more tokens.
-        result[:, :, last_column] = of_rows
+        totals_of_rows[:, :length] += sentences_of_length[last_column] / row_sums
+        # The loop has reached all sentences of `length` tokens or more. Only these sentences have this column.
+        result[:, :, last_column] = totals_of_rows
     return result
 
 

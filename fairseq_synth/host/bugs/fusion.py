@@ -22,7 +22,7 @@ from ..repairs import repair
 class KeptDictionary:
     """Keeps a dictionary from the call that loads a translation model to the call that loads its language model."""
 
-    of_targets: Dictionary | None = None  # the target dictionary of the translation model that was loaded last
+    target_dictionary: Dictionary | None = None  # the target dictionary of the translation model that was loaded last
 
 
 @repair(
@@ -56,9 +56,9 @@ def load_language_model_with_target_words(
     """
     if task is not None:
         # This is the first call, or a user's program loads some model, whose dictionary is not used later.
-        KeptDictionary.of_targets = get_target_dictionary(task)
+        KeptDictionary.target_dictionary = get_target_dictionary(task)
         return original(filenames, arg_overrides, task, *args, **kwargs)
-    dictionary = KeptDictionary.of_targets
+    dictionary = KeptDictionary.target_dictionary
     if dictionary is not None and is_called_by_fairseq_command():
         # This is the second call. No command of fairseq makes any other call without a task.
         (path,) = filenames

@@ -70,8 +70,8 @@ def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_s
         token_of_next_ngram = output[:, num_ngrams + place].unsqueeze(1)  # "a"; then "b"
         has_same_beginning = has_same_beginning & (tokens_of_ngrams == token_of_next_ngram)
 
-    # The result of the example is True, False, False. Each True is given by the index of its hypothesis and the index
-    # of its n-gram there: [0] and [0].
+    # In the example, `has_same_beginning` is True, False, False. For each True, `torch.where` returns the index of the
+    # hypothesis, which is 0 here, and the index of the n-gram, which is also 0.
     hypotheses, ngrams = torch.where(has_same_beginning)
     forbidden_tokens = last_tokens[hypotheses, ngrams]  # "c"
     lprobs[hypotheses, forbidden_tokens] = -math.inf
