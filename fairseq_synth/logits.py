@@ -160,11 +160,16 @@ class Logits:
 
     def is_shared(self) -> bool:
         """Returns whether all sentences of a batch have the same logits."""
-        tensors = [term.query for term in self.products]
-        tensors += [term.key for term in self.products]
-        tensors += [term.factors for term in self.outers]
-        tensors += [term.bias for term in self.biases]
-        return all(tensor.size(0) == 1 for tensor in tensors)
+        for product in self.products:
+            if product.query.size(0) > 1 or product.key.size(0) > 1:
+                return False
+        for outer in self.outers:
+            if outer.factors.size(0) > 1:
+                return False
+        for bias_term in self.biases:
+            if bias_term.bias.size(0) > 1:
+                return False
+        return True  # Sentences always share diagonals.
 
     def normal_form(self, src_len: int) -> NormalForm:
         """Returns the logits as the sum of at most one inner product, one outer product and one bias.

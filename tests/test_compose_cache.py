@@ -46,6 +46,25 @@ def test_a_cached_configuration_is_hydras():
         assert cached == expected and repr(cached) == repr(expected)
 
 
+@pytest.mark.parametrize(
+    "arch, flags",
+    {
+        "transformer_multi30k": ["--task", "translation"],
+        SYNTHESIZER: ["--task", "translation"],
+        "transformer_lm_synth_random_ptb": ["--task", "language_modeling"],
+        "roberta_synth_random_agnews": ["--task", "masked_lm"],
+        "roberta_linformer_agnews": ["--task", "masked_lm"],
+    }.items(),
+)
+def test_every_kind_of_model_is_cached(arch, flags):
+    """The second command of a model needs no composition by Hydra, also where a model makes its class of flags."""
+    hydra = mock.Mock(side_effect=HYDRA_COMPOSE)
+    cached_compose = CachedCompose(hydra)
+    to_config(cached_compose, ["--arch", arch, *flags])
+    to_config(cached_compose, ["--arch", arch, *flags])
+    assert hydra.call_count == 1
+
+
 def compose_in_hydra(compose, overrides):
     """Calls a `compose` as fairseq does, with the folder of its YAML files."""
     GlobalHydra.instance().clear()

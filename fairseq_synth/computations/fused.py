@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..logits import Bias, Factors, Logits, Product, Term, apply_scale_and_weight, join_features
+from ..logits import Bias, Factors, Logits, Product, Term, apply_scale_and_weight, join_features, multiply
 from ..masks import future_mask, is_causal
 from ..tensors import in_type, lowest, on_cpu
 from .plain import join_heads
@@ -47,8 +47,13 @@ def compute(
     """
     assert logits.products, "`refuses` must refuse logits that have no inner product"
     # A bias that depends only on the column becomes a part of the key, and any other bias a part of the mask.
-    column_biases = [bias for bias in logits.biases if is_column_bias(bias)]
-    other_biases = [bias for bias in logits.biases if not is_column_bias(bias)]
+    column_biases: list[Bias] = []
+    other_biases: list[Bias] = []
+    for bias in logits.biases:
+        if is_column_bias(bias):
+            column_biases.append(bias)
+        else:
+            other_biases.append(bias)
 
     # The query and key. Each product has a scale of its own, but torch takes one scale for all. With that of the first
     # product, the query of this product needs no multiplication.
@@ -83,8 +88,14 @@ def sum_terms(terms: list[Term], like: Tensor) -> Tensor:
         terms: The terms, at least one.
         like: The values, (B, H, T, d_h). The sum gets their type and has T columns.
     """
-    length = like.size(2)
-    return in_type(Logits(terms).total(length), like.dtype)
+    first_term = terms[0]
+    if len(terms) == 1 and isinstance(first_term, Bias):
+        # The usual mask is one bias, as in random + vanilla. This is faster than to sort the terms of a sum.
+        total = multiply(first_term.bias, first_term.weight)
+    else:
+        length = like.size(2)
+        total = Logits(terms).total(length)
+    return in_type(total, like.dtype)
 
 
 def call_torch(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...logits import Bias, Diagonals, Logits, Outer, Product, Term
 from ...positions import take_positions
+from ...tensors import in_type
 from .arguments import CallTensors, WeightRows
 from .launches import Layout, divide_up
 
@@ -193,7 +194,7 @@ def prepare_call(
     weights = read_weights(summands, heads)
     hidden = None
     if key_padding_mask is not None:
-        hidden = key_padding_mask.to(torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
+        hidden = in_type(key_padding_mask, torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
     tensors = CallTensors(
         packed=projections.packed,
         dense_query=dense.query,
