@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up the environment in .venv if necessary, and runs the tests on all CPU cores.
 #
-#   scripts/test.sh                  runs the default tests, in about 14 minutes of CPU time
+#   scripts/test.sh                  runs the default tests, in about 10 minutes of CPU time
 #   scripts/test.sh --kernels        also runs all tests of the GPU kernels in Triton's interpreter, with sentences of
 #                                    all lengths. The default tests contain only a few tests of the kernels
 #   scripts/test.sh --all            runs the tests of .ci/run, which also cover most calls of the kernels, torch.compile,
