@@ -24,6 +24,6 @@ usage "$0" "$@"
 "$here/setup.sh"
 source "$here/common.sh"
 cd "$root"
-# The tests start many processes. With this variable, each of them would compile the modules of the project again.
+# The tests start many processes. If this variable were set, each of them would compile the modules of the project again.
 unset PYTHONDONTWRITEBYTECODE
 run python -m pytest -q -n auto --dist worksteal "$@"

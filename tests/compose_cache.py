@@ -51,7 +51,7 @@ class PickledConfig:
     def copy(self):
         """Returns a new copy of the configuration."""
         unpickler = pickle.Unpickler(io.BytesIO(self.pickled))
-        unpickler.persistent_load = self.classes.__getitem__  # {number: class}
+        unpickler.persistent_load = self.classes.__getitem__  # It returns the class that has a number.
         return unpickler.load()
 
 
