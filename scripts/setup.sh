@@ -59,8 +59,10 @@ progress() {
         esac
     done
 }
+# With --no-compile, pip does not compile the modules of the packages. It would compile all modules of torch, which takes
+# longer than a minute, although most of them are never imported.
 install() {
-    local pip=("$root/.venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check)
+    local pip=("$root/.venv/bin/python" -m pip install --no-compile --progress-bar off --disable-pip-version-check)
     printf '+ %s\n' "$(printf '%q ' "${pip[@]}" "$@")"
     [ -n "${DRY_RUN:-}" ] || "${pip[@]}" "$@" | progress
 }
@@ -72,7 +74,19 @@ case $(version "$python") in
         install -e "${root}[dev]"
         ;;
 esac
+# Imports the packages once, which shows that the installation works. Python compiles the imported modules and writes
+# the result to .venv, so that later commands start faster. PYTHONDONTWRITEBYTECODE would prevent this. A warning about
+# odd comparisons in fairseq and an advice to install tensorboardX are hidden, because they could worry a newcomer.
+first_import='
+import logging
+
+logging.disable()
+import fairseq.trainer, sacrebleu, sacremoses, sentencepiece, subword_nmt.apply_bpe
+import fairseq_synth.models.plugin
+'
+echo "== importing the packages for the first time"
 if [ -z "${DRY_RUN:-}" ]; then
+    env -u PYTHONDONTWRITEBYTECODE "$root/.venv/bin/python" -W ignore::SyntaxWarning -c "$first_import"
     printf '%s\n' "$wanted" > "$stamp"
     done_message
 fi
