@@ -16,7 +16,7 @@ each computation multiplies it by the smallest tensor that it meets.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,13 +123,20 @@ class Factors(NamedTuple):
 
 
 class Logits:
-    """The logits S of one call: the sum of all its terms, sorted by kind."""
+    """The logits S of one call: the sum of all its terms, sorted by kind.
+
+    Attributes:
+        products, outers, biases, diagonals: The terms of each kind.
+        sorted_terms: The terms in the order of a computation, which may keep them here for its next function. None if
+            no computation has sorted them yet.
+    """
 
     def __init__(self, terms: Iterable[Term] = ()) -> None:
         self.products: list[Product] = []
         self.outers: list[Outer] = []
         self.biases: list[Bias] = []
         self.diagonals: list[Diagonals] = []
+        self.sorted_terms: Any = None
         self.add_terms(terms)
 
     def add_terms(self, terms: Iterable[Term], weight: Tensor | None = None) -> None:
@@ -139,6 +146,7 @@ class Logits:
             terms: The terms. If `weight` is given, they may not have a weight of their own, which would be lost.
             weight: A weight for each head, (1, H, 1, 1), or None to add the terms as they are.
         """
+        self.sorted_terms = None  # They would lack the new terms.
         for term in terms:
             if weight is None:
                 weighted_term = term

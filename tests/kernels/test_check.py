@@ -66,17 +66,17 @@ def change_output(tensors):
 
 def change_values_gradient(tensors):
     """Overwrites the gradient of the last feature of each value."""
-    tensors.gradients.value[..., -1] = 0.5
+    tensors.gradients.packed[..., -1] = 0.5
 
 
 def change_matrix_gradient(tensors):
     """Halves the gradient of the matrix R."""
-    tensors.totals.matrix.mul_(0.5)
+    tensors.gradients.matrix.mul_(0.5)
 
 
 def change_weights_gradient(tensors):
     """Changes the sign of the gradient of the weights of the mixture."""
-    tensors.totals.weights.neg_()
+    tensors.gradients.weights.neg_()
 
 
 def write_no_number(tensors):
@@ -211,7 +211,7 @@ def test_an_error_with_dropout_is_seen(monkeypatch, caplog):
     changed_outputs = []
 
     def change_output_with_dropout(tensors):
-        assert tensors.tensors.seed is not None  # only the kernel with dropout reads a seed
+        assert tensors.seed is not None  # only the kernel with dropout reads a seed
         change_output(tensors)
         changed_outputs.append(tensors.out)
 

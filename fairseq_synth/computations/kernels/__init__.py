@@ -30,16 +30,10 @@ from ...logits import Logits
 from ...masks import is_causal
 from ...tensors import is_recorded
 from .. import plain
-from .arguments import (
-    CallTensors,
-    PartialSums,
-    PassTensors,
-    find_backward_tensors,
-    find_kernel_tensors,
-)
+from .arguments import CallTensors, PartialSums, PassTensors
 from .check import compare
 from .launches import Kind, Launch, Plan, find_plan
-from .tensors import Call, Summands, align_memory, copy_unless_aligned, prepare_call, sort_terms
+from .tensors import Call, Summands, align_memory, copy_unless_aligned, find_summands, prepare_call
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +65,7 @@ def refuses(
         return "they are switched off"
     reason = refuse_tensors(value, attn_mask)
     if not reason:
-        reason = refuse_summands(sort_terms(logits, value), value)
+        reason = refuse_summands(find_summands(logits, value), value)
     if reason:
         log_refusal(reason)
     return reason
@@ -313,7 +307,6 @@ def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
     seed = None
     if layout.has_dropout:
         seed = values.new_empty(1, dtype=torch.int64)
-    kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
     # The output and its gradient have the type of the values. `lse`, a number for each row, is in fp32.
     out = values
     out_gradient = values
@@ -325,13 +318,14 @@ def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
     any_sum = values.new_empty(1, dtype=torch.float32)
     named_sums = dict.fromkeys(plan.launches.memory, any_sum)
     partial_sums = PartialSums(**named_sums)
-    return find_backward_tensors(
-        kernel_tensors,
+    return PassTensors(
+        call_tensors,
         out=out,
+        seed=seed,
         lse=lse,
         out_gradient=out_gradient,
         gradients=gradients,
-        partial_sums=partial_sums,
+        sums=partial_sums,
     )
 
 
@@ -399,10 +393,9 @@ class KernelAttention(torch.autograd.Function):
             saved_out = out
         ctx.plan = plan
         ctx.save_for_backward(saved_out, lse, seed, *inputs)  # `backward` takes them in this order
-        kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
         # torch makes the GPU of the tensors the current one before the backward pass, but not before this pass.
         with torch.cuda.device_of(out):
-            run(plan.launches.forward, PassTensors(kernel_tensors, out=out, lse=lse))  # fills `out` and `lse`
+            run(plan.launches.forward, PassTensors(call_tensors, out=out, seed=seed, lse=lse))  # fills `out` and `lse`
         return out
 
     @staticmethod
@@ -447,18 +440,17 @@ def compute_gradients(
         out, lse: What the forward pass has written; None for short sentences, for which it is not read.
         out_gradient: The gradient of the output, (T B, C), contiguous.
     """
-    # What the kernels write. So far, it is memory without contents.
+    # The kernels write these two. So far, they are memory without contents.
     gradients = allocate_gradients(plan, call_tensors)
     partial_sums = allocate_sums(plan, out_gradient)  # gradients of groups of sentences, which the last kernel adds up
-    # What they read.
-    kernel_tensors = find_kernel_tensors(call_tensors, seed, has_query=plan.has_query)
-    arguments = find_backward_tensors(
-        kernel_tensors,
+    arguments = PassTensors(
+        call_tensors,
         out=out,
+        seed=seed,
         lse=lse,
         out_gradient=out_gradient,
         gradients=gradients,
-        partial_sums=partial_sums,
+        sums=partial_sums,
     )
     # Each launch fills some of `gradients` and `partial_sums` in place. The order matters: kernels read partial sums
     # that the launches before them have written.

@@ -21,8 +21,6 @@ The values V are ``value``. The weights ``a`` of a mixture are ``weights``, with
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 SUMMANDS = ("product", "dense", "outer", "bias_row", "matrix")
 # The tensors of `CallTensors` whose gradients are sums over all sentences. The gradients of the weights are, too, but a
 # weight is a single number, so that they are summed in another way.
@@ -32,7 +30,8 @@ SHARED_TENSORS = ("dense_key", "bias_row", "matrix")
 class CallTensors(NamedTuple):
     """The tensors of a call as the kernels read them, or their gradients or types. None: there is no such tensor.
 
-    The sizes are T tokens, B sentences, H heads and M weights.
+    The sizes are T tokens, B sentences, H heads and M weights. ``packed`` and ``factors`` have several parts. The
+    kernels compute where in a token each part begins.
     """
 
     packed: Any = None  # (T, B, features): for every token its queries and keys, if there are any, and its values
@@ -58,29 +57,8 @@ class WeightRows(NamedTuple):
 # ---- tensors
 
 
-class KernelTensors(NamedTuple):
-    """The tensors that all kernels read.
-
-    A field is None if there is no such tensor; the compiled kernel then has no code for it. Fields whose tensors are
-    parts of one tensor of `CallTensors` all have this one. The kernels compute where in it each part begins.
-    """
-
-    value: Any
-    query: Any
-    key: Any
-    dense_query: Any
-    dense_key: Any
-    bias_row: Any
-    left: Any
-    right: Any
-    matrix: Any
-    weights: Any  # `Constants` says which row is the weight of which summand
-    hidden: Any  # (B, T), not 0 at padding
-    seed: Any  # (1,), for dropout
-
-
 class PartialSums(NamedTuple):
-    """Memory in fp32 that the kernels of a backward pass write for each other. None: it is not needed.
+    """Memory in fp32 that the kernels of a backward pass write for each other. None: this memory is not needed.
 
     Most of it are sums over groups of sentences, which the last launch adds up. The sums of one group lie side by side,
     and the sums of group g begin ``g * numbers_per_group`` numbers after those of the first group.
@@ -98,141 +76,26 @@ class PartialSums(NamedTuple):
     delta: Any = None  # (B, H, T): rowsum(P * dP), where P are the attention weights, and dP is their gradient
 
 
-class KernelGradients(NamedTuple):
-    """The memory for gradients that the kernels of a backward pass write. None: a gradient is not wanted.
-
-    Each sentence has the first six gradients for itself, and they lie as their tensors do. All others are
-    `PartialSums`.
-    """
-
-    value: Any
-    query: Any
-    key: Any
-    dense_query: Any
-    left: Any
-    right: Any
-    dense_key: Any
-    bias_row: Any
-    matrix: Any
-    product_weight: Any
-    dense_weight: Any
-    outer_weight: Any
-    bias_row_weight: Any
-    matrix_weight: Any
-
-
-class Totals(NamedTuple):
-    """The gradients that the last launch of a backward pass writes, by adding up partial sums. None: it is not wanted.
-
-    They have the sizes of their tensors.
-    """
-
-    dense_key: Any
-    bias_row: Any
-    matrix: Any
-    weights: Any
-
-
 class PassTensors(NamedTuple):
-    """All arguments of the kernels of one pass that are tensors or records of tensors. A kernel takes some of them."""
+    """All arguments of the kernels of one pass that are tensors or records of tensors. Each kernel takes some of them.
 
-    tensors: KernelTensors
+    None stands for a tensor that does not exist, here and in the records. A compiled kernel has no code for it.
+
+    The kernels of the backward pass write each gradient in one of two ways:
+
+    - Each sentence has its own values, queries, keys, dense_query and factors. Their gradients are written at once.
+    - All sentences share dense_key, bias_row, matrix and weights. Most kernels write partial sums of their gradients,
+      and the last kernel adds them up.
+    """
+
+    tensors: CallTensors
     out: Any  # Y, (T, B, H, d_h)
+    seed: Any = None  # (1,), for dropout
     lse: Any = None  # (B, H, T): the logarithm of the softmax's denominator for each row, to base 2
     # These are for the backward pass.
     out_gradient: Any = None  # dY, (T, B, H, d_h)
-    delta: Any = None  # as in `PartialSums`
-    gradients: KernelGradients | None = None
-    totals: Totals | None = None
-
-
-def find_kernel_tensors(inputs: CallTensors, seed: Tensor | None, has_query: bool) -> KernelTensors:
-    """Returns the tensors that all kernels read.
-
-    Several of them may be the same tensor: ``packed`` has values, queries and keys, and ``factors`` has the left and
-    the right factor. The kernels compute where in it each part begins.
-
-    Args:
-        inputs: The tensors of the call.
-        seed: The seed for dropout, (1,), or None.
-        has_query: Whether ``packed`` has queries and keys in addition to values.
-    """
-    packed = inputs.packed
-    packed_with_query = packed if has_query else None
-    return KernelTensors(
-        value=packed,
-        query=packed_with_query,
-        key=packed_with_query,
-        dense_query=inputs.dense_query,
-        dense_key=inputs.dense_key,
-        bias_row=inputs.bias_row,
-        left=inputs.factors,
-        right=inputs.factors,
-        matrix=inputs.matrix,
-        weights=inputs.weights,
-        hidden=inputs.hidden,
-        seed=seed,
-    )
-
-
-def find_backward_tensors(
-    tensors: KernelTensors,
-    out: Tensor | None,
-    lse: Tensor | None,
-    out_gradient: Tensor,
-    gradients: CallTensors,
-    partial_sums: PartialSums,
-) -> PassTensors:
-    """Returns the arguments of the kernels of a backward pass.
-
-    The kernels write each gradient in one of two ways:
-
-    - Each sentence has its own values, queries, keys, dense_query, left and right factor. Their gradients are written
-      at once.
-    - All sentences share dense_key, bias_row, matrix and weights. Most kernels write partial sums of their gradients,
-      and the last kernel adds them up. What it writes are the `Totals`.
-
-    Args:
-        tensors: The tensors that all kernels read.
-        out, lse: Written by the forward pass, and None if the backward pass does not read them.
-        out_gradient: The gradient of ``out``.
-        gradients: The memory for the gradients of the tensors of the call; None for a gradient that is not wanted.
-        partial_sums: The memory for partial sums.
-    """
-    # As in `find_kernel_tensors`, ``packed`` and ``factors`` each have several parts.
-    has_query = tensors.query is not None
-    packed_with_query = gradients.packed if has_query else None
-    kernel_gradients = KernelGradients(
-        value=gradients.packed,
-        query=packed_with_query,
-        key=packed_with_query,
-        dense_query=gradients.dense_query,
-        left=gradients.factors,
-        right=gradients.factors,
-        dense_key=partial_sums.dense_key,
-        bias_row=partial_sums.bias_row,
-        matrix=partial_sums.matrix,
-        product_weight=partial_sums.product_weight,
-        dense_weight=partial_sums.dense_weight,
-        outer_weight=partial_sums.outer_weight,
-        bias_row_weight=partial_sums.bias_row_weight,
-        matrix_weight=partial_sums.matrix_weight,
-    )
-    totals = Totals(
-        dense_key=gradients.dense_key,
-        bias_row=gradients.bias_row,
-        matrix=gradients.matrix,
-        weights=gradients.weights,
-    )
-    return PassTensors(
-        tensors,
-        out=out,
-        lse=lse,
-        out_gradient=out_gradient,
-        delta=partial_sums.delta,
-        gradients=kernel_gradients,
-        totals=totals,
-    )
+    gradients: CallTensors = CallTensors()  # memory for the gradients of `tensors`; None: a gradient is not wanted
+    sums: PartialSums = PartialSums()
 
 
 # ---- numbers

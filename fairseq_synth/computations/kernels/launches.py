@@ -283,7 +283,6 @@ class Plan:
     Attributes:
         layout: The layout.
         is_long: Whether the kernels are those for sentences of any length.
-        has_query: Whether the logits have a product of queries and keys that both differ by sentence.
         has_unused_factors: Whether a part of the gradient of an outer product's factors is 0, and no kernel writes it.
         launches: The launches of the kernels.
         is_compiled: Whether the kernels are compiled.
@@ -294,7 +293,6 @@ class Plan:
         """Plans the launches, whose kernels are neither compiled nor loaded."""
         self.layout = layout
         self.is_long = not layout.is_short()
-        self.has_query = layout.query_width > 0
         self.launches = plan_long_sentences(layout) if self.is_long else plan_short_sentences(layout)
         self.has_unused_factors = "factors" in layout.wanted and has_unused_left_factors(layout)
         self.is_compiled = False

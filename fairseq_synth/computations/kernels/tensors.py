@@ -14,7 +14,7 @@ from torch import Tensor
 from ...logits import Bias, Diagonals, Logits, Outer, Product, Term
 from ...positions import take_positions
 from ...tensors import in_type
-from .arguments import CallTensors, WeightRows
+from .arguments import SUMMANDS, CallTensors, WeightRows
 from .launches import Layout, divide_up
 
 # Up to so many rows R1 R2^T is computed whole: to slice R1 and R2 first would add a launch for each slice's gradient.
@@ -53,6 +53,18 @@ class Call(NamedTuple):
     attn_mask: Tensor | None
     layout: Layout
     tensors: CallTensors
+
+
+def find_summands(logits: Logits, value: Tensor) -> Summands:
+    """Returns what `sort_terms` returns, but sorts the terms only once.
+
+    Each call of the attention needs the summands twice, to find out whether the kernels take it, and to compute it.
+    """
+    summands: Summands | None = logits.sorted_terms
+    if summands is None:
+        summands = sort_terms(logits, value)
+        logits.sorted_terms = summands
+    return summands
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
@@ -183,8 +195,7 @@ def prepare_call(
     The arguments are those of `computations.attend`. The kernels must not refuse the call (`kernels.refuses`).
     """
     bsz, heads, length, value_width = value.size()
-    # `refuses` has sorted the terms, too. To sort them again is faster than to keep them until now.
-    summands = sort_terms(logits, value)
+    summands = find_summands(logits, value)
     # Only the matrix may have more than one term.
     projections = pack_projections(summands.product, value)
     dense = read_dense_product(summands.dense[0], value) if summands.dense else NO_DENSE_PRODUCT
@@ -385,11 +396,16 @@ def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
         # The view has to show numbers of `base`. ``base.view(torch.int16)`` is a view of `base`, too, but shows others.
         if view._base is not base or view.dtype != dtype:
             return False
-        # Its gradient has to go to `base`. ``base.detach()`` gives none to `base`, even if it needs one: after
-        # ``base.detach().requires_grad_()`` it is a leaf, which keeps its gradient for itself.
-        if view.requires_grad != requires_grad or (requires_grad and view.is_leaf):
+        if not requires_grad:
+            # The kernels give no gradient. So the view may not need one, as ``base.detach().requires_grad_()`` does.
+            if view.requires_grad:
+                return False
+            continue
+        # The gradient of the view has to go to `base`. If the view is a leaf, it does not: ``base.detach()`` has no
+        # gradient, and ``base.detach().requires_grad_()`` keeps its gradient for itself.
+        if view.is_leaf:
             return False
-        # Nobody may ask for its gradient, because there is none any more: neither a hook, as of
+        # Nobody may ask for the gradient of the view, because there is none any more: neither a hook, as of
         # ``view.register_hook(...)``, nor ``view.retain_grad()``.
         if view._backward_hooks or view.retains_grad:
             return False
@@ -676,20 +692,12 @@ def join_weights(weights_by_summand: dict[str, Tensor], heads: int) -> Weights:
 
 def find_weights(summands: Summands) -> dict[str, Tensor]:
     """Returns {summand: its weight, (1, H, 1, 1)} for the summands that the kernels have to multiply by a weight."""
-    terms_by_summand: dict[str, Sequence[Term]] = {
-        "product": summands.product,
-        "dense": summands.dense,
-        "outer": summands.outer,
-        "bias_row": summands.bias_row,
-        "matrix": summands.matrix,
-    }
     weights: dict[str, Tensor] = {}
-    for summand, terms in terms_by_summand.items():
-        if not terms:
-            continue  # the logits do not have this summand
-        if len(terms) > 1:
-            # Only ``matrix`` may have several terms. `read_matrix` multiplies each of them by its weight before it adds
-            # them up, so that the kernels must not do it again.
+    for summand in SUMMANDS:
+        terms: Sequence[Term] = getattr(summands, summand)
+        # Only ``matrix`` may have several terms. `read_matrix` multiplies each of them by its weight before it adds
+        # them up, so that the kernels must not do it again.
+        if len(terms) != 1:
             continue
         (term,) = terms
         if term.weight is not None:

@@ -33,11 +33,11 @@ from .triton_common import (
     kept,
     length_of,
     load_column_factors,
+    load_keys,
     load_matrix,
     load_output_rows,
     load_row,
     load_row_factors,
-    load_rows,
     load_shared_keys,
     load_values,
     load_weights,
@@ -68,6 +68,7 @@ def softmax(logits):
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences_per_group"])
 def forward_short(
     tensors,
+    seed,
     out,
     T,
     B,
@@ -108,14 +109,16 @@ def forward_short(
         length = length_of(tensors, sizes, b)
         p = softmax(tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, 0, 0, length))
         v = load_values(tensors, sizes, constants, b, h, 0)
-        y = product((p * kept(tensors, sizes, constants, b, h, 0, 0)).to(v.dtype), v, constants)
+        y = product((p * kept(seed, sizes, constants, b, h, 0, 0)).to(v.dtype), v, constants)
         store_output_rows(out, y, sizes, constants, b, h, 0)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences_per_group", "numbers_per_group"])
 def backward_short(
     tensors,
+    seed,
     gradients,
+    sums,
     out_gradient,
     T,
     B,
@@ -162,35 +165,36 @@ def backward_short(
         r = load_matrix(tensors, sizes, constants, h, 0, 0)  # for each sentence, from a cache: registers are scarcer
         length = length_of(tensors, sizes, b)
         p = softmax(tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, 0, 0, length))
-        keep = kept(tensors, sizes, constants, b, h, 0, 0)
+        keep = kept(seed, sizes, constants, b, h, 0, 0)
         dy_b = load_output_rows(out_gradient, sizes, constants, b, h, 0)
         dv = product(tl.trans((p * keep).to(dy_b.dtype)), dy_b, constants)
         store_value_gradients(gradients, dv, sizes, constants, b, h, 0)
         dp = product(dy_b, tl.trans(load_values(tensors, sizes, constants, b, h, 0)), constants) * keep
         ds = p * (dp - tl.sum(p * dp, 1)[:, None])
-        if (gradients.matrix is not None) or (gradients.matrix_weight is not None):
+        if (sums.matrix is not None) or (sums.matrix_weight is not None):
             to_r += ds
-        if (gradients.bias_row is not None) or (gradients.bias_row_weight is not None):
+        if (sums.bias_row is not None) or (sums.bias_row_weight is not None):
             to_c += tl.sum(ds, 0)
-        if gradients.key is not None:
-            dk = product(tl.trans(ds.to(rows.query.dtype)), rows.query, constants) * weights.product
-            store_key_gradients(gradients, dk, sizes, constants, b, h, 0)
-        if gradients.dense_key is not None:
+        if constants.QUERY_WIDTH > 0:
+            if gradients.packed is not None:
+                dk = product(tl.trans(ds.to(rows.query.dtype)), rows.query, constants) * weights.product
+                store_key_gradients(gradients, dk, sizes, constants, b, h, 0)
+        if sums.dense_key is not None:
             to_w += product(tl.trans(ds.to(rows.dense_query.dtype)), rows.dense_query, constants)
-        to = row_gradients(gradients, ds, rows, columns, sizes, constants, 0)
+        to = row_gradients(gradients, sums, ds, rows, columns, sizes, constants, 0)
         store_row_gradients(gradients, to, weights, sizes, constants, b, h, 0)
-        of_q, of_x, of_outer = row_weights(gradients, rows, to, sizes)
+        of_q, of_x, of_outer = row_weights(sums, rows, to, sizes)
         to_a_q += of_q
         to_a_x += of_x
         to_a_outer += of_outer
     place = tl.cast(group, tl.int64) * numbers_per_group
     c = load_row(tensors, sizes, constants, h, 0)
     r = load_matrix(tensors, sizes, constants, h, 0, 0)
-    store_columns(gradients, to_w, to_c, c, weights, place, group, h, 0, sizes, constants)
-    store_matrix(gradients, to_r, r, weights, place, group, h, 0, 0, sizes, constants)
-    store_part(gradients.product_weight, to_a_q, group, h, sizes)
-    store_part(gradients.dense_weight, to_a_x, group, h, sizes)
-    store_part(gradients.outer_weight, to_a_outer, group, h, sizes)
+    store_columns(sums, to_w, to_c, c, weights, place, group, h, 0, sizes, constants)
+    store_matrix(sums, to_r, r, weights, place, group, h, 0, 0, sizes, constants)
+    store_part(sums.product_weight, to_a_q, group, h, sizes)
+    store_part(sums.dense_weight, to_a_x, group, h, sizes)
+    store_part(sums.outer_weight, to_a_outer, group, h, sizes)
 
 
 @triton.jit
@@ -233,6 +237,7 @@ def load_outputs(out_gradient, delta, lse, sizes, constants, b, h, i):
 @triton.jit(do_not_specialize=INTEGERS)
 def forward(
     tensors,
+    seed,
     out,
     lse,
     T,
@@ -282,7 +287,7 @@ def forward(
         shrink = tl.exp2(top - higher)
         v = load_values(tensors, sizes, constants, b, h, j)
         total = total * shrink + tl.sum(p, 1)
-        kept_weights = (p * kept(tensors, sizes, constants, b, h, i, j)).to(v.dtype)
+        kept_weights = (p * kept(seed, sizes, constants, b, h, i, j)).to(v.dtype)
         y = y * shrink[:, None] + product(kept_weights, v, constants)
         top = higher
     y = y / tl.where(total > 0, total, 1.0)[:, None]
@@ -293,9 +298,10 @@ def forward(
 @triton.jit(do_not_specialize=INTEGERS)
 def backward_rows(
     tensors,
+    seed,
     gradients,
+    sums,
     out,
-    delta,
     lse,
     out_gradient,
     T,
@@ -344,45 +350,59 @@ def backward_rows(
     to_left = tl.zeros([constants.ROWS, constants.FACTOR_BLOCK], tl.float32)
     to_right = tl.zeros([constants.ROWS, constants.FACTOR_BLOCK], tl.float32)
     end = 0  # without gradients of rows or of weights only rowsum(dY * Y) is written
-    if (gradients.query is not None) or (gradients.dense_query is not None):
+    if constants.QUERY_WIDTH > 0:
+        if gradients.packed is not None:
+            end = columns_of_rows(sizes, constants, i, length)
+    if (gradients.dense_query is not None) or (gradients.factors is not None):
         end = columns_of_rows(sizes, constants, i, length)
-    if (gradients.left is not None) or (gradients.right is not None):
+    if (sums.product_weight is not None) or (sums.dense_weight is not None) or (sums.outer_weight is not None):
         end = columns_of_rows(sizes, constants, i, length)
-    if (
-        (gradients.product_weight is not None)
-        or (gradients.dense_weight is not None)
-        or (gradients.outer_weight is not None)
-    ):
-        end = columns_of_rows(sizes, constants, i, length)
-    if (gradients.bias_row_weight is not None) or (gradients.matrix_weight is not None):
+    if (sums.bias_row_weight is not None) or (sums.matrix_weight is not None):
         end = columns_of_rows(sizes, constants, i, length)
     for j in range(0, end, constants.COLUMNS):
         columns = load_column_factors(tensors, sizes, constants, b, h, j)
         r = load_matrix(tensors, sizes, constants, h, i, j)
         logits = tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, i, j, length)
         dp = product(dy_i, tl.trans(load_values(tensors, sizes, constants, b, h, j)), constants)
-        dp *= kept(tensors, sizes, constants, b, h, i, j)
+        dp *= kept(seed, sizes, constants, b, h, i, j)
         p = tl.exp2(logits - lse_i[:, None])
         ds = p * (dp - delta_i[:, None])
         error += tl.sum(ds, 1)
-        outer += mean_outer(gradients, p, rows, sizes, constants, j)
-        to = row_gradients(gradients, ds, rows, columns, sizes, constants, j)
+        outer += mean_outer(sums, p, rows, sizes, constants, j)
+        to = row_gradients(gradients, sums, ds, rows, columns, sizes, constants, j)
         to_q += to.query
         to_x += to.dense_query
         to_left += to.left
         to_right += to.right
     to = RowFactors(to_q, to_x, to_left, to_right)
     store_row_gradients(gradients, to, weights, sizes, constants, b, h, i)
-    store_numbers(delta, delta_i + error, sizes, constants, b, h, i)
-    _, _, of_outer = row_weights(gradients, rows, to, sizes)
-    store_part(gradients.outer_weight, of_outer - tl.sum(error * outer), b * tiles + i // constants.ROWS, h, sizes)
+    store_numbers(sums.delta, delta_i + error, sizes, constants, b, h, i)
+    _, _, of_outer = row_weights(sums, rows, to, sizes)
+    store_part(sums.outer_weight, of_outer - tl.sum(error * outer), b * tiles + i // constants.ROWS, h, sizes)
+
+
+@triton.jit
+def column_gradients(gradients, sums, ds, rows, constants):
+    """Returns what a tile of dS adds to dK, dW and dc, without the weights."""
+    to_k = 0.0
+    to_w = 0.0
+    to_c = 0.0
+    if constants.QUERY_WIDTH > 0:
+        if (gradients.packed is not None) or (sums.product_weight is not None):
+            to_k = product(tl.trans(ds.to(rows.query.dtype)), rows.query, constants)
+    if (sums.dense_key is not None) or (sums.dense_weight is not None):
+        to_w = product(tl.trans(ds.to(rows.dense_query.dtype)), rows.dense_query, constants)
+    if (sums.bias_row is not None) or (sums.bias_row_weight is not None):
+        to_c = tl.sum(ds, 0)
+    return to_k, to_w, to_c
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences_per_group", "numbers_per_group"])
 def backward_columns(
     tensors,
+    seed,
     gradients,
-    delta,
+    sums,
     lse,
     out_gradient,
     T,
@@ -435,52 +455,38 @@ def backward_columns(
         for i in range(first, tl.where(j < length, length, 0), constants.ROWS):
             rows = load_row_factors(tensors, sizes, constants, b, h, i)
             r = load_matrix(tensors, sizes, constants, h, i, j)
-            dy_i, delta_i, lse_i = load_outputs(out_gradient, delta, lse, sizes, constants, b, h, i)
+            dy_i, delta_i, lse_i = load_outputs(out_gradient, sums.delta, lse, sizes, constants, b, h, i)
             logits = tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, i, j, length)
             p = tl.exp2(logits - lse_i[:, None])
-            keep = kept(tensors, sizes, constants, b, h, i, j)
+            keep = kept(seed, sizes, constants, b, h, i, j)
             to_v += product(tl.trans((p * keep).to(dy_i.dtype)), dy_i, constants)
-            if delta is not None:
+            if sums.delta is not None:
                 ds = p * (product(dy_i, tl.trans(v), constants) * keep - delta_i[:, None])
-                if (gradients.key is not None) or (gradients.product_weight is not None):
-                    to_k += product(tl.trans(ds.to(rows.query.dtype)), rows.query, constants)
-                if (gradients.dense_key is not None) or (gradients.dense_weight is not None):
-                    to_w += product(tl.trans(ds.to(rows.dense_query.dtype)), rows.dense_query, constants)
-                if (gradients.bias_row is not None) or (gradients.bias_row_weight is not None):
-                    to_c += tl.sum(ds, 0)
+                of_k, of_w, of_c = column_gradients(gradients, sums, ds, rows, constants)
+                to_k += of_k
+                to_w += of_w
+                to_c += of_c
         store_value_gradients(gradients, to_v, sizes, constants, b, h, j)
         store_key_gradients(gradients, to_k * weights.product, sizes, constants, b, h, j)
-        if gradients.product_weight is not None:
-            k = load_rows(
-                tensors.key,
-                sizes.key_start,
-                sizes.token,
-                constants.QUERY_WIDTH,
-                b,
-                h,
-                j,
-                sizes,
-                constants.QUERY_WIDTH,
-                constants.COLUMNS,
-                constants.QUERY_BLOCK,
-                constants.UNIT,
-            )
+        if sums.product_weight is not None:
+            k = load_keys(tensors, sizes, constants, b, h, j)
             to_a_q += tl.sum(to_k * k.to(tl.float32)) * sizes.scale
     place = tl.cast(group, tl.int64) * numbers_per_group
     part = group * tiles + j // constants.COLUMNS
-    store_part(gradients.product_weight, to_a_q, part, h, sizes)
-    if gradients.dense_weight is not None:
+    store_part(sums.product_weight, to_a_q, part, h, sizes)
+    if sums.dense_weight is not None:
         w = load_shared_keys(tensors, sizes, constants, h, j).to(tl.float32)
-        store_part(gradients.dense_weight, tl.sum(to_w * w), part, h, sizes)
+        store_part(sums.dense_weight, tl.sum(to_w * w), part, h, sizes)
     c = load_row(tensors, sizes, constants, h, j)
-    store_columns(gradients, to_w, to_c, c, weights, place, part, h, j, sizes, constants)
+    store_columns(sums, to_w, to_c, c, weights, place, part, h, j, sizes, constants)
 
 
 @triton.jit(do_not_specialize=[*INTEGERS, "sentences_per_group", "numbers_per_group"])
 def backward_matrix(
     tensors,
+    seed,
     gradients,
-    delta,
+    sums,
     lse,
     out_gradient,
     T,
@@ -529,11 +535,11 @@ def backward_matrix(
     for b in range(group * sentences_per_group, end):
         rows = load_row_factors(tensors, sizes, constants, b, h, i)
         columns = load_column_factors(tensors, sizes, constants, b, h, j)
-        dy_i, delta_i, lse_i = load_outputs(out_gradient, delta, lse, sizes, constants, b, h, i)
+        dy_i, delta_i, lse_i = load_outputs(out_gradient, sums.delta, lse, sizes, constants, b, h, i)
         logits = tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, i, j, T)
         p = tl.exp2(logits - lse_i[:, None])
         dp = product(dy_i, tl.trans(load_values(tensors, sizes, constants, b, h, j)), constants)
-        dp *= kept(tensors, sizes, constants, b, h, i, j)
+        dp *= kept(seed, sizes, constants, b, h, i, j)
         to_r += p * (dp - delta_i[:, None])
     place = tl.cast(group, tl.int64) * numbers_per_group
-    store_matrix(gradients, to_r, r, weights, place, group * tiles + tile, h, i, j, sizes, constants)
+    store_matrix(sums, to_r, r, weights, place, group * tiles + tile, h, i, j, sizes, constants)

@@ -16,7 +16,8 @@ length               tokens of the sentence up to its last visible one
 q, k, v, x, w, c, r  tiles of Q, K, V, X, W, c and R
 p, ds, y, dy         a tile of the weights softmax(S); gradients of S; rows of Y; gradients of Y
 to_q, to_r, ...      sums for gradients, without the weights
-tensors, gradients   `KernelTensors`, `KernelGradients`: where the tensors begin, and where their gradients go
+tensors, gradients   `CallTensors`: where the tensors begin, and where their gradients go
+sums                 `PartialSums`: where partial sums of gradients go
 sizes, constants     `Sizes`, `Constants`: numbers that change from batch to batch, and those that do not
 weights              `Weights`: the numbers that multiply the summands in a head
 rows, columns        `RowFactors`, `ColumnFactors`: the factors of a tile of logits
@@ -210,7 +211,7 @@ def store_output_rows(data, value, sizes, constants, b, h, i):
 def store_value_gradients(gradients, dv, sizes, constants, b, h, j):
     """Writes rows j, j + 1, ... of dV, if it is wanted."""
     store_rows(
-        gradients.value,
+        gradients.packed,
         dv,
         sizes.value_start,
         sizes.token,
@@ -228,41 +229,44 @@ def store_value_gradients(gradients, dv, sizes, constants, b, h, j):
 
 @triton.jit
 def store_key_gradients(gradients, dk, sizes, constants, b, h, j):
-    """Writes rows j, j + 1, ... of dK, if it is wanted."""
-    store_rows(
-        gradients.key,
-        dk,
-        sizes.key_start,
-        sizes.token,
-        constants.QUERY_WIDTH,
-        b,
-        h,
-        j,
-        sizes,
-        constants.QUERY_WIDTH,
-        constants.COLUMNS,
-        constants.QUERY_BLOCK,
-        constants.UNIT,
-    )
+    """Writes rows j, j + 1, ... of dK, if there are keys and it is wanted."""
+    if constants.QUERY_WIDTH > 0:
+        store_rows(
+            gradients.packed,
+            dk,
+            sizes.key_start,
+            sizes.token,
+            constants.QUERY_WIDTH,
+            b,
+            h,
+            j,
+            sizes,
+            constants.QUERY_WIDTH,
+            constants.COLUMNS,
+            constants.QUERY_BLOCK,
+            constants.UNIT,
+        )
 
 
 @triton.jit
 def load_row_factors(tensors, sizes, constants, b, h, i):
     """Returns the factors of rows i, i + 1, ... of a sentence."""
-    q = load_rows(
-        tensors.query,
-        0,
-        sizes.token,
-        constants.QUERY_WIDTH,
-        b,
-        h,
-        i,
-        sizes,
-        constants.QUERY_WIDTH,
-        constants.ROWS,
-        constants.QUERY_BLOCK,
-        constants.UNIT,
-    )
+    q = 0.0
+    if constants.QUERY_WIDTH > 0:
+        q = load_rows(
+            tensors.packed,
+            0,
+            sizes.token,
+            constants.QUERY_WIDTH,
+            b,
+            h,
+            i,
+            sizes,
+            constants.QUERY_WIDTH,
+            constants.ROWS,
+            constants.QUERY_BLOCK,
+            constants.UNIT,
+        )
     x = load_rows(
         tensors.dense_query,
         0,
@@ -278,7 +282,7 @@ def load_row_factors(tensors, sizes, constants, b, h, i):
         constants.UNIT,
     )
     left = load_rows(
-        tensors.left,
+        tensors.factors,
         0,
         sizes.factors_token,
         sizes.factors_head,
@@ -292,7 +296,7 @@ def load_row_factors(tensors, sizes, constants, b, h, i):
         1,
     )
     right = load_rows(
-        tensors.right,
+        tensors.factors,
         sizes.right_start,
         sizes.factors_token,
         sizes.factors_head,
@@ -311,8 +315,19 @@ def load_row_factors(tensors, sizes, constants, b, h, i):
 @triton.jit
 def load_column_factors(tensors, sizes, constants, b, h, j):
     """Returns the factors of columns j, j + 1, ... of a sentence."""
-    k = load_rows(
-        tensors.key,
+    k = 0.0
+    if constants.QUERY_WIDTH > 0:
+        k = load_keys(tensors, sizes, constants, b, h, j)
+    w = load_shared_keys(tensors, sizes, constants, h, j)
+    c = load_row(tensors, sizes, constants, h, j)
+    return ColumnFactors(k, w, c)
+
+
+@triton.jit
+def load_keys(tensors, sizes, constants, b, h, j):
+    """Returns rows j, j + 1, ... of K."""
+    return load_rows(
+        tensors.packed,
         sizes.key_start,
         sizes.token,
         constants.QUERY_WIDTH,
@@ -324,9 +339,6 @@ def load_column_factors(tensors, sizes, constants, b, h, j):
         constants.COLUMNS,
         constants.QUERY_BLOCK,
         constants.UNIT,
-    )
-    return ColumnFactors(
-        k, load_shared_keys(tensors, sizes, constants, h, j), load_row(tensors, sizes, constants, h, j)
     )
 
 
@@ -360,7 +372,7 @@ def load_row(tensors, sizes, constants, h, j):
 def load_values(tensors, sizes, constants, b, h, j):
     """Returns rows j, j + 1, ... of V."""
     return load_rows(
-        tensors.value,
+        tensors.packed,
         sizes.value_start,
         sizes.token,
         constants.VALUE_WIDTH,
@@ -434,11 +446,11 @@ def tile_of_logits(tensors, sizes, constants, rows, columns, r, weights, b, i, j
     It is minus infinity where a column is hidden or a row is padding.
     """
     logits = tl.zeros([constants.ROWS, constants.COLUMNS], tl.float32)
-    if tensors.query is not None:
+    if constants.QUERY_WIDTH > 0:
         logits += product(rows.query, tl.trans(columns.key), constants) * weights.product
     if tensors.dense_query is not None:
         logits += product(rows.dense_query, tl.trans(columns.dense_key), constants) * weights.dense
-    if tensors.left is not None:
+    if tensors.factors is not None:
         of_left, of_right = selectors(sizes, constants, j, rows.left.dtype)
         logits += product(rows.left, of_left, constants) * product(rows.right, of_right, constants) * weights.outer
     if tensors.bias_row is not None:
@@ -474,37 +486,37 @@ def length_of(tensors, sizes, b):
 
 
 @triton.jit
-def kept(tensors, sizes, constants, b, h, i, j):
+def kept(seed, sizes, constants, b, h, i, j):
     """Returns what dropout multiplies a tile of weights by: 0 or 1 / (1 - p).
 
     The random numbers are Philox's, and the same in every pass.
     """
-    if tensors.seed is None:
+    if seed is None:
         return 1.0
     else:
         row = (i + tl.arange(0, constants.ROWS))[:, None]
         column = (j + tl.arange(0, constants.COLUMNS))[None, :]
-        number = tl.rand(tl.load(tensors.seed) + tl.cast(b, tl.int64) * sizes.H + h, row * sizes.T + column)
+        number = tl.rand(tl.load(seed) + tl.cast(b, tl.int64) * sizes.H + h, row * sizes.T + column)
         return tl.where(number < sizes.dropout, 0.0, 1 / (1 - sizes.dropout))
 
 
 @triton.jit
-def row_gradients(gradients, ds, rows, columns, sizes, constants, j):
+def row_gradients(gradients, sums, ds, rows, columns, sizes, constants, j):
     """Returns what a tile of dS adds to dQ, dX, dA and dB, without the weights."""
     to_q = 0.0
     to_x = 0.0
     to_left = 0.0
     to_right = 0.0
-    if (gradients.query is not None) or (gradients.product_weight is not None):
-        to_q = product(ds.to(columns.key.dtype), columns.key, constants)
-    if (gradients.dense_query is not None) or (gradients.dense_weight is not None):
+    if constants.QUERY_WIDTH > 0:
+        if (gradients.packed is not None) or (sums.product_weight is not None):
+            to_q = product(ds.to(columns.key.dtype), columns.key, constants)
+    if (gradients.dense_query is not None) or (sums.dense_weight is not None):
         to_x = product(ds.to(rows.dense_query.dtype), columns.dense_key, constants)
-    if (gradients.left is not None) or (gradients.right is not None) or (gradients.outer_weight is not None):
+    if (gradients.factors is not None) or (sums.outer_weight is not None):
         of_left, of_right = selectors(sizes, constants, j, rows.left.dtype)
-        if (gradients.left is not None) or (gradients.outer_weight is not None):
-            spread = (ds * product(rows.right, of_right, constants)).to(rows.left.dtype)
-            to_left = product(spread, tl.trans(of_left), constants)
-        if gradients.right is not None:
+        spread = (ds * product(rows.right, of_right, constants)).to(rows.left.dtype)
+        to_left = product(spread, tl.trans(of_left), constants)
+        if gradients.factors is not None:
             spread = (ds * product(rows.left, of_left, constants)).to(rows.left.dtype)
             to_right = product(spread, tl.trans(of_right), constants)
     return RowFactors(to_q, to_x, to_left, to_right)
@@ -513,21 +525,22 @@ def row_gradients(gradients, ds, rows, columns, sizes, constants, j):
 @triton.jit
 def store_row_gradients(gradients, to, weights, sizes, constants, b, h, i):
     """Writes dQ, dX, dA and dB of rows i, i + 1, ... of a sentence, which are `to` times the weights."""
-    store_rows(
-        gradients.query,
-        to.query * weights.product,
-        0,
-        sizes.token,
-        constants.QUERY_WIDTH,
-        b,
-        h,
-        i,
-        sizes,
-        constants.QUERY_WIDTH,
-        constants.ROWS,
-        constants.QUERY_BLOCK,
-        constants.UNIT,
-    )
+    if constants.QUERY_WIDTH > 0:
+        store_rows(
+            gradients.packed,
+            to.query * weights.product,
+            0,
+            sizes.token,
+            constants.QUERY_WIDTH,
+            b,
+            h,
+            i,
+            sizes,
+            constants.QUERY_WIDTH,
+            constants.ROWS,
+            constants.QUERY_BLOCK,
+            constants.UNIT,
+        )
     store_rows(
         gradients.dense_query,
         to.dense_query * weights.dense,
@@ -545,7 +558,7 @@ def store_row_gradients(gradients, to, weights, sizes, constants, b, h, i):
     )
     width = tl.cdiv(sizes.T, sizes.right_width)
     store_rows(
-        gradients.left,
+        gradients.factors,
         to.left * weights.outer,
         0,
         sizes.factors_token,
@@ -560,7 +573,7 @@ def store_row_gradients(gradients, to, weights, sizes, constants, b, h, i):
         1,
     )
     store_rows(
-        gradients.right,
+        gradients.factors,
         to.right * weights.outer,
         sizes.right_start,
         sizes.factors_token,
@@ -577,9 +590,9 @@ def store_row_gradients(gradients, to, weights, sizes, constants, b, h, i):
 
 
 @triton.jit
-def mean_outer(gradients, p, rows, sizes, constants, j):
+def mean_outer(sums, p, rows, sizes, constants, j):
     """Returns what a tile of P adds to the mean of the outer product in each row; 0 if its weight needs no gradient."""
-    if gradients.outer_weight is None:
+    if sums.outer_weight is None:
         return 0.0
     else:
         of_left, of_right = selectors(sizes, constants, j, rows.left.dtype)
@@ -587,16 +600,16 @@ def mean_outer(gradients, p, rows, sizes, constants, j):
 
 
 @triton.jit
-def row_weights(gradients, rows, to, sizes):
+def row_weights(sums, rows, to, sizes):
     """Returns what rows add to da_q, da_x and da_o: ``sum(dS * Q K^T)`` is ``sum(Q * dS K)``, and so on."""
     to_q = 0.0
     to_x = 0.0
     to_outer = 0.0
-    if gradients.product_weight is not None:
+    if sums.product_weight is not None:
         to_q = tl.sum(rows.query.to(tl.float32) * to.query) * sizes.scale
-    if gradients.dense_weight is not None:
+    if sums.dense_weight is not None:
         to_x = tl.sum(rows.dense_query.to(tl.float32) * to.dense_query)
-    if gradients.outer_weight is not None:
+    if sums.outer_weight is not None:
         to_outer = tl.sum(rows.left.to(tl.float32) * to.left)
     return to_q, to_x, to_outer
 
@@ -609,16 +622,16 @@ def store_part(data, value, part, h, sizes):
 
 
 @triton.jit
-def store_columns(gradients, to_w, to_c, c, weights, place, part, h, j, sizes, constants):
+def store_columns(sums, to_w, to_c, c, weights, place, part, h, j, sizes, constants):
     """Writes dW, dc and da_c of columns j, j + 1, ..., summed over a group of sentences.
 
     The numbers of the group begin at `place`. `to_w` and `to_c` are the sums without the weights.
     """
     column = j + tl.arange(0, constants.COLUMNS)
     feature = tl.arange(0, constants.DENSE_BLOCK)
-    if gradients.dense_key is not None:
+    if sums.dense_key is not None:
         at = (
-            gradients.dense_key
+            sums.dense_key
             + place
             + (tl.cast(h, tl.int64) * sizes.T + column[:, None]) * constants.DENSE_WIDTH
             + feature[None, :]
@@ -628,21 +641,21 @@ def store_columns(gradients, to_w, to_c, c, weights, place, part, h, j, sizes, c
             to_w * weights.dense,
             mask=inside(j, sizes.T, constants.DENSE_WIDTH, constants.COLUMNS, constants.DENSE_BLOCK),
         )
-    if gradients.bias_row is not None:
+    if sums.bias_row is not None:
         tl.store(
-            gradients.bias_row + place + tl.cast(h, tl.int64) * sizes.T + column,
+            sums.bias_row + place + tl.cast(h, tl.int64) * sizes.T + column,
             to_c * weights.bias_row,
             mask=column < sizes.T,
         )
-    store_part(gradients.bias_row_weight, tl.sum(to_c * c), part, h, sizes)
+    store_part(sums.bias_row_weight, tl.sum(to_c * c), part, h, sizes)
 
 
 @triton.jit
-def store_matrix(gradients, to_r, r, weights, place, part, h, i, j, sizes, constants):
+def store_matrix(sums, to_r, r, weights, place, part, h, i, j, sizes, constants):
     """Writes dR of a tile, and the tile's part of da_r, as `store_columns` does; `to_r` is the sum of dS."""
-    if gradients.matrix is not None:
+    if sums.matrix is not None:
         row = (i + tl.arange(0, constants.ROWS))[:, None]
         column = (j + tl.arange(0, constants.COLUMNS))[None, :]
-        at = gradients.matrix + place + tl.cast(h, tl.int64) * sizes.T * sizes.T + row * sizes.T + column
+        at = sums.matrix + place + tl.cast(h, tl.int64) * sizes.T * sizes.T + row * sizes.T + column
         tl.store(at, to_r * weights.matrix, mask=(row < sizes.T) & (column < sizes.T))
-    store_part(gradients.matrix_weight, tl.sum(to_r * r), part, h, sizes)
+    store_part(sums.matrix_weight, tl.sum(to_r * r), part, h, sizes)

@@ -100,8 +100,8 @@ def add_parts(parts, number, row, a_row: tl.constexpr, H, HEADS: tl.constexpr, G
 
 @triton.jit(do_not_specialize=AdditionNumbers._fields)
 def add(
-    totals,
     gradients,
+    sums,
     H,
     T,
     column_groups,
@@ -123,13 +123,13 @@ def add(
     GROUPS: tl.constexpr,
     DISTANCES: tl.constexpr,
 ):
-    """Writes the gradients `totals` from the partial sums in `gradients`.
+    """Writes the gradients of the tensors that a batch shares, from the partial sums in `sums`.
 
     A program writes a block of BLOCK numbers of dW, dc or dR, or the gradient of a row of weights.
     """
     dense_key = SharedGradient(
-        totals.dense_key,
         gradients.dense_key,
+        sums.dense_key,
         column_groups,
         column_numbers,
         T,
@@ -138,10 +138,10 @@ def add(
         dense_key_columns,
     )
     bias_row = SharedGradient(
-        totals.bias_row, gradients.bias_row, column_groups, column_numbers, 1, T, bias_row_rows, bias_row_columns
+        gradients.bias_row, sums.bias_row, column_groups, column_numbers, 1, T, bias_row_rows, bias_row_columns
     )
     matrix = SharedGradient(
-        totals.matrix, gradients.matrix, matrix_groups, matrix_numbers, T, T, matrix_rows, matrix_columns
+        gradients.matrix, sums.matrix, matrix_groups, matrix_numbers, T, T, matrix_rows, matrix_columns
     )
     block = tl.program_id(0)
     dense_key_end = number_of_blocks(H, dense_key, BLOCK)
@@ -156,14 +156,12 @@ def add(
             add_diagonals(H, T, matrix, block - bias_row_end, DISTANCES, BLOCK // 2)
         else:
             add_groups(H, matrix, block - bias_row_end, BLOCK, GROUPS)
-    elif totals.weights is not None:
+    elif gradients.weights is not None:
         row = block - matrix_end
         h = tl.arange(0, HEADS)
-        total = add_parts(gradients.product_weight, column_parts, row, constants.PRODUCT_WEIGHT, H, HEADS, BLOCK // 2)
-        total += add_parts(gradients.dense_weight, column_parts, row, constants.DENSE_WEIGHT, H, HEADS, BLOCK // 2)
-        total += add_parts(gradients.outer_weight, row_parts, row, constants.OUTER_WEIGHT, H, HEADS, BLOCK // 2)
-        total += add_parts(
-            gradients.bias_row_weight, column_parts, row, constants.BIAS_ROW_WEIGHT, H, HEADS, BLOCK // 2
-        )
-        total += add_parts(gradients.matrix_weight, matrix_parts, row, constants.MATRIX_WEIGHT, H, HEADS, BLOCK // 2)
-        tl.store(totals.weights + row * H + h, total.to(totals.weights.dtype.element_ty), mask=h < H)
+        total = add_parts(sums.product_weight, column_parts, row, constants.PRODUCT_WEIGHT, H, HEADS, BLOCK // 2)
+        total += add_parts(sums.dense_weight, column_parts, row, constants.DENSE_WEIGHT, H, HEADS, BLOCK // 2)
+        total += add_parts(sums.outer_weight, row_parts, row, constants.OUTER_WEIGHT, H, HEADS, BLOCK // 2)
+        total += add_parts(sums.bias_row_weight, column_parts, row, constants.BIAS_ROW_WEIGHT, H, HEADS, BLOCK // 2)
+        total += add_parts(sums.matrix_weight, matrix_parts, row, constants.MATRIX_WEIGHT, H, HEADS, BLOCK // 2)
+        tl.store(gradients.weights + row * H + h, total.to(gradients.weights.dtype.element_ty), mask=h < H)
