@@ -1179,13 +1179,15 @@ def get_refusal_of_data(trained, tmp_path):
 
 
 def test_data_with_other_dictionaries_are_refused(get_refusal_of_data, data, tmp_path):
+    """The dictionary of the target language is compared with the decoder's embedding, and that of the source, too."""
     other_data = shutil.copytree(data / "bin", tmp_path / "other")
     words = (other_data / "dict.en.txt").read_text().splitlines()
-    for language in ("en", "de"):
-        (other_data / f"dict.{language}.txt").write_text("\n".join(words[:-2]) + "\n")
-    line = get_refusal_of_data(other_data)
-    assert f"{len(words) + 2} entries" in line
-    assert f"was trained with {len(words) + 4}" in line
+    without_two_words = "\n".join(words[:-2]) + "\n"
+    for language, embedding in (("de", "decoder.embed_tokens"), ("en", "encoder.embed_tokens")):
+        (other_data / f"dict.{language}.txt").write_text(without_two_words)
+        line = get_refusal_of_data(other_data)
+        assert f"{len(words) + 2} entries" in line
+        assert f"was trained with {len(words) + 4} ({embedding})" in line
     (other_data / "dict.de.txt").unlink()
     assert "dict.de.txt is missing" in get_refusal_of_data(other_data)
 

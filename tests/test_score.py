@@ -185,12 +185,19 @@ def test_meteor_has_no_score_without_a_java_that_runs_it(without_java, tmp_path,
     meteor = metrics.score_free_text(["a"], ["a"])["meteor"]
     assert meteor == {"score": None, "name": "METEOR", "signature": "not scored: no Java"}
 
+    lock_was_free = []
+
+    def try_to_acquire_lock(program):
+        """Takes the place of the destructor, which acquires the lock, and would wait forever if it were not free."""
+        lock_was_free.append(program.lock.acquire(blocking=False))
+
     (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "java").chmod(0o755)
-    monkeypatch.setattr(Meteor, "__del__", lambda self: None)
+    monkeypatch.setattr(Meteor, "__del__", try_to_acquire_lock)
     meteor = metrics.score_free_text(["a"], ["a"])["meteor"]
     assert meteor["signature"] == "not scored: Java is installed, but fails to run METEOR"
     assert meteor["score"] is None
+    assert lock_was_free == [True]
 
 
 def test_meteor_is_given_text_without_bars(tmp_path, monkeypatch):
