@@ -176,7 +176,7 @@ class SyntheticAttention(nn.Module):
                 )
             memory = self.remember(incremental_state, k, v, key_padding_mask)
             k = cache.read_keys(memory.vectors, memory.table, self.num_query_heads)
-            src_len = memory.table.rows.size(2)
+            src_len = memory.table.rows.shape[2]
             key_padding_mask = memory.table.key_padding_mask
         logits = self.synthesizer(Inputs(query, q, k, src_len - tgt_len, src_len))
 
@@ -553,7 +553,7 @@ def join_weights(weights_by_group: list[Tensor]) -> Tensor:
         weights_by_group: (B, heads of the group, T, S) for each group; or (1, heads of the group, T, S) if the weights
             are the same for all B sentences. If that is so in all groups, it is so in the result.
     """
-    bsz = max(weights.size(0) for weights in weights_by_group)
+    bsz = max(weights.shape[0] for weights in weights_by_group)
     expanded_weights = [weights.expand(bsz, -1, -1, -1) for weights in weights_by_group]
     return torch.cat(expanded_weights, dim=1)
 

@@ -69,7 +69,7 @@ def count_tokens_that_fit(layer_cache: LayerCache | None, num_heads: int) -> int
     """
     if layer_cache is None:
         return 0
-    num_rows = layer_cache.values.size(0)
+    num_rows = layer_cache.values.shape[0]
     return num_rows // num_heads
 
 
@@ -100,7 +100,7 @@ def extend_table(
     device = newest_values.device
     if table is None:
         table = empty_table(bsz, num_heads, device)
-    num_old = table.rows.size(2)
+    num_old = table.rows.shape[2]
     length = num_old + num_new
 
     # If the layers make new matrices, they copy the tokens `kept_tokens` of the old matrices into their first rows.
@@ -142,7 +142,7 @@ def list_tokens(table: BlockTable) -> Tensor:
 
     Head h of the token with number n has the row ``n H + h``. So head 0 has the row ``n H``, which is divided by H.
     """
-    num_heads = table.rows.size(1)
+    num_heads = table.rows.shape[1]
     rows_of_head_0 = table.rows[:, 0].t().reshape(-1)  # (B, t) -> (t B,)
     return torch.div(rows_of_head_0, num_heads, rounding_mode="floor")
 
@@ -227,7 +227,7 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
             other heads get zeros.
         table: The table that `extend_table` has returned for this step.
     """
-    num_heads = table.rows.size(1)
+    num_heads = table.rows.shape[1]
     vectors_of_all_heads = append_zero_heads(newest, num_heads)
     # A list of vectors and a list of row numbers. They only have to have the same order, whichever it is.
     vectors = list_by_token(vectors_of_all_heads)  # (B, H, n, d_h) -> (n B H, d_h)
@@ -264,7 +264,7 @@ def write_rows(matrix: Tensor, row_numbers: Tensor, rows: Tensor) -> Tensor:
 
 def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
     """Returns the vectors (B, heads, n, d_h) with further heads of zeros behind them, so that there are `num_heads`."""
-    num_missing_heads = num_heads - vectors.size(1)
+    num_missing_heads = num_heads - vectors.shape[1]
     if num_missing_heads == 0:
         return vectors
     # For each dimension from the last one on, `F.pad` takes the number of zeros to put before it and behind it.
@@ -289,12 +289,12 @@ def make_room(matrix: Tensor | None, new_vectors: Tensor, table: BlockTable) -> 
         table: The table of this step.
     """
     if matrix is None:  # case 1
-        head_dim = new_vectors.size(1)
+        head_dim = new_vectors.shape[1]
         return new_vectors.new_empty([choose_num_rows(table), head_dim])
     if table.kept_tokens is None:  # case 2
         return matrix
     # Case 3.
-    num_heads = table.rows.size(1)
+    num_heads = table.rows.shape[1]
     return copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
 
 
@@ -324,11 +324,11 @@ def copy_kept_tokens(matrix: Tensor, kept_tokens: Tensor, num_heads: int, num_ro
         num_heads: H.
         num_rows: Number of rows of the new matrix. The rows after the copied tokens are not initialised.
     """
-    head_dim = matrix.size(1)
+    head_dim = matrix.shape[1]
     vectors_of_tokens = matrix.view(-1, num_heads * head_dim)  # (N, H d_h): a row for each token, with all heads
     kept_vectors = vectors_of_tokens.index_select(0, kept_tokens)  # (number of kept tokens, H d_h)
     kept_rows = kept_vectors.view(-1, head_dim)  # a row for each token and head again
-    free_rows = kept_rows.new_empty([num_rows - kept_rows.size(0), head_dim])
+    free_rows = kept_rows.new_empty([num_rows - kept_rows.shape[0], head_dim])
     return torch.cat([kept_rows, free_rows])
 
 
@@ -351,7 +351,7 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
         (B, H, n, d_h)
     """
     weights = weights.to(layer_cache.values.dtype)
-    has_single_new_token = weights.size(2) == 1
+    has_single_new_token = weights.shape[2] == 1
     # `sum_without_copy` has no second derivative, which somebody may ask for if gradients are on.
     may_need_second_derivative = torch.is_grad_enabled()
     if has_single_new_token and not may_need_second_derivative:

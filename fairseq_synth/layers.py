@@ -155,9 +155,9 @@ class LimitedStack:
 
     def check_length(self, tokens: Tensor) -> None:
         """Raises ValueError if a batch (B, T) has more columns than `max_length`."""
-        if self.max_length is not None and tokens.size(1) > self.max_length:
+        if self.max_length is not None and tokens.shape[1] > self.max_length:
             raise ValueError(
-                f"a sentence of {tokens.size(1)} tokens is longer than {self.length_flag} {self.max_length}; shorten "
+                f"a sentence of {tokens.shape[1]} tokens is longer than {self.length_flag} {self.max_length}; shorten "
                 f"it, or train with a larger {self.length_flag}, which must be a multiple of "
                 "--required-seq-len-multiple, if that is used. Tokens that the task itself adds, as with --insert or "
                 "--encoder-langtok, count too"

@@ -138,12 +138,12 @@ class LinformerAttention(nn.Module):
         """
         if is_padding is not None:
             x = x.masked_fill(is_padding, 0.0)
-        projection_of_tokens = projection[:, :, : x.size(0)]  # (H or 1, P, T)
+        projection_of_tokens = projection[:, :, : x.shape[0]]  # (H or 1, P, T)
         return torch.matmul(projection_of_tokens, self.split_heads(x))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Returns the heads' slices of features, as a view: (T, B, C) -> (B, H, T, d)."""
-        return x.reshape(x.size(0), x.size(1), self.num_heads, -1).permute(1, 2, 0, 3)
+        return x.reshape(x.shape[0], x.shape[1], self.num_heads, -1).permute(1, 2, 0, 3)
 
 
 def new_projection(num_heads: int, k: int, max_length: int, sharing: str) -> nn.Parameter:

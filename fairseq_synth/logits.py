@@ -169,13 +169,13 @@ class Logits:
     def is_shared(self) -> bool:
         """Returns whether all sentences of a batch have the same logits."""
         for product in self.products:
-            if product.query.size(0) > 1 or product.key.size(0) > 1:
+            if product.query.shape[0] > 1 or product.key.shape[0] > 1:
                 return False
         for outer in self.outers:
-            if outer.factors.size(0) > 1:
+            if outer.factors.shape[0] > 1:
                 return False
         for bias_term in self.biases:
-            if bias_term.bias.size(0) > 1:
+            if bias_term.bias.shape[0] > 1:
                 return False
         return True  # Sentences always share diagonals.
 
@@ -193,7 +193,7 @@ class Logits:
         # ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``.
         joined_products = products
         other_products: list[Product] = []
-        is_decoding_step = any(product.query.size(2) == 1 for product in products)  # A query has a single row.
+        is_decoding_step = any(product.query.shape[2] == 1 for product in products)  # A query has a single row.
         if is_decoding_step:
             # Joining would copy the keys of all tokens so far. So only the first product is taken.
             joined_products = products[:1]
@@ -321,7 +321,7 @@ def outer_factors(outer: Outer, src_len: int) -> Factors:
     features are not enough, they begin again with feature 0.
     """
     left_size = outer.left_size
-    right_size = outer.factors.size(3) - left_size  # b
+    right_size = outer.factors.shape[3] - left_size  # b
     all_left, all_right = outer.factors.split([left_size, right_size], dim=3)
     # For example, with 2 left features and b = 3, 8 columns need the left features 0, 1 and 0 again.
     num_needed_left = count_left_features(src_len, right_size)  # 8 / 3, rounded up to 3
@@ -358,7 +358,7 @@ def toeplitz(values: Tensor, src_len: int) -> Tensor:
     # `unfold` lists all slices of S neighbouring values: in the example a b c, then b c d, then c d e. These are the
     # rows of the matrix, but the last row is first.
     rows_from_last_to_first = values.squeeze(2).unfold(dimension=2, size=src_len, step=1)  # (1, H, T, S), a view
-    tgt_len = rows_from_last_to_first.size(2)
+    tgt_len = rows_from_last_to_first.shape[2]
     if tgt_len == 1:
         return rows_from_last_to_first  # A single row needs no copy in another order.
     return rows_from_last_to_first.flip(2)
@@ -373,10 +373,10 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
         query: (B or 1, H or 1, T, r).
         key: (B or 1, H or 1, S, r).
     """
-    several_sentences_share_keys = key.size(0) == 1 and query.size(0) > 1
+    several_sentences_share_keys = key.shape[0] == 1 and query.shape[0] > 1
     if not several_sentences_share_keys:
         return torch.matmul(query, key.transpose(-2, -1))
-    all_heads_share_keys = key.size(1) == 1
+    all_heads_share_keys = key.shape[1] == 1
     if all_heads_share_keys:
         only_key = key[0, 0]  # (S, r)
         return torch.matmul(query, only_key.t())
@@ -389,7 +389,7 @@ def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
 
     Column j is ``left[j // b] * right[j % b]``, where b is the number of right features.
     """
-    right_size = right.size(3)
+    right_size = right.shape[3]
     num_left_features = count_left_features(src_len, right_size)
     left = take_positions(left, dim=3, start=0, count=num_left_features)
     products = left.unsqueeze(-1) * right.unsqueeze(-2)  # (B, H, T, left features, b)
@@ -405,9 +405,9 @@ def join_features(factors: list[Tensor], bsz: int | None = None, num_heads: int 
         num_heads: The number of heads of the result. With None, it is that of the factors, and 1 only if all have 1.
     """
     if bsz is None:
-        bsz = find_common_size(factor.size(0) for factor in factors)
+        bsz = find_common_size(factor.shape[0] for factor in factors)
     if num_heads is None:
-        num_heads = find_common_size(factor.size(1) for factor in factors)
+        num_heads = find_common_size(factor.shape[1] for factor in factors)
     expanded = [expand_batch(factor, bsz, num_heads) for factor in factors]
     if len(expanded) == 1:
         return expanded[0]
@@ -424,6 +424,6 @@ def find_common_size(sizes: Iterable[int]) -> int:
 
 def expand_batch(x: Tensor, bsz: int, num_heads: int) -> Tensor:
     """Returns x (B or 1, H or 1, T, r) as a view of `bsz` sentences and `num_heads` heads."""
-    if x.size(0) == bsz and x.size(1) == num_heads:
+    if x.shape[0] == bsz and x.shape[1] == num_heads:
         return x
     return x.expand(bsz, num_heads, -1, -1)

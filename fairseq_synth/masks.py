@@ -30,7 +30,7 @@ def causal_mask(like: Tensor) -> Tensor:
 
 def is_causal(attn_mask: Tensor | None) -> bool:
     """Returns whether a mask is the `causal_mask`."""
-    return attn_mask is not None and attn_mask.dim() == 2 and attn_mask.size(0) == 0
+    return attn_mask is not None and attn_mask.dim() == 2 and attn_mask.shape[0] == 0
 
 
 def to_boolean_or_float(attn_mask: Tensor | None) -> Tensor | None:
@@ -114,7 +114,7 @@ def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
         attn_mask: Any of these masks. The causal mask is for as many rows as columns.
     """
     if is_causal(attn_mask):
-        length = scores.size(3)  # the number of columns, and of rows
+        length = scores.shape[3]  # the number of columns, and of rows
         return scores + future_mask(length, like=scores)
     is_boolean = attn_mask.dtype == torch.bool
     if is_boolean:
@@ -164,7 +164,7 @@ def sentence_lengths(key_padding_mask: Tensor) -> list[int] | None:
     is_token = ~key_padding_mask.to(torch.bool)
     num_tokens = is_token.sum(dim=1)
     # If all padding is on the right, the n tokens of a sentence are in the first n columns.
-    columns = torch.arange(is_token.size(1), device=is_token.device)
+    columns = torch.arange(is_token.shape[1], device=is_token.device)
     is_among_first_columns = columns[None] < num_tokens[:, None]
     is_padding_on_the_right = torch.equal(is_token, is_among_first_columns)
     if not is_padding_on_the_right:
@@ -252,7 +252,7 @@ def restore(aligned: Tensor, columns: Tensor | None, batch_first: bool = False) 
     if columns is None:
         return aligned
     # `gather` wants an index for each feature, too. Here, all features of a token have the same index.
-    num_features = aligned.size(2)
+    num_features = aligned.shape[2]
     if batch_first:
         index = columns.unsqueeze(-1).expand(-1, -1, num_features)  # (B, T, C)
         return aligned.gather(1, index)  # result[b, t, c] = aligned[b, columns[b, t], c]

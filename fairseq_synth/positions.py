@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
 
 def take_rows(parameter: Tensor, inputs: Inputs) -> Tensor:
     """Returns the rows of a parameter (H, l, r) for the T row positions of a call, as (1, H, T, r)."""
-    tgt_len = inputs.x.size(0)
+    tgt_len = inputs.x.shape[0]
     return take_positions(parameter, dim=1, start=inputs.start, count=tgt_len)[None]
 
 
@@ -44,9 +44,9 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     The first row is at position `Inputs.start`, and the first column at position 0. Position l has the entry of
     position 0, and so on.
     """
-    max_length = parameter.size(1)  # l
+    max_length = parameter.shape[1]  # l
     start = inputs.start
-    tgt_len = inputs.x.size(0)
+    tgt_len = inputs.x.shape[0]
     src_len = inputs.src_len
     # The usual case is a part of the rows, up to row l - 1 at most, and a part of the columns. The general case below
     # would be right for it, too, but the backward pass of `view_window` is faster.
@@ -83,7 +83,7 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
     head_stride, row_stride, column_stride = parameter.stride()  # 16, 4 and 1
     first_element = parameter.storage_offset() + start * row_stride  # The parameter begins at 0, and row 1 at 0 + 1 * 4
     return parameter.as_strided(
-        size=[1, parameter.size(0), tgt_len, src_len],
+        size=[1, parameter.shape[0], tgt_len, src_len],
         stride=[0, head_stride, row_stride, column_stride],  # 0 means nothing, because the first dimension has size 1.
         storage_offset=first_element,
     )
@@ -105,7 +105,7 @@ def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
     Returns:
         (1, H, 1, T + S - 1), from the smallest distance to the largest
     """
-    max_distance = (parameter.size(1) - 1) // 2  # m = 2
+    max_distance = (parameter.shape[1] - 1) // 2  # m = 2
     smallest, largest = find_distance_range(inputs)  # -3 and 1
     # The value of distance -m has the index 0, so the value of distance d has the index d + m.
     first_index = smallest + max_distance  # -1
@@ -121,7 +121,7 @@ def find_distance_range(inputs: Inputs) -> tuple[int, int]:
     ``4 - 3 = 1``.
     """
     first_row = inputs.start
-    last_row = first_row + inputs.x.size(0) - 1
+    last_row = first_row + inputs.x.shape[0] - 1
     first_column = 0
     last_column = inputs.src_len - 1
     return first_column - last_row, last_column - first_row
@@ -137,7 +137,7 @@ def take_clamped(parameter: Tensor, first: int, last: int) -> Tensor:
         parameter: (H, any number), where the indices are those of the second dimension.
         first, last: The indices. At least one index from `first` to `last` must exist.
     """
-    last_value = parameter.size(1) - 1  # 4
+    last_value = parameter.shape[1] - 1  # 4
     first_existing = max(first, 0)  # 0
     last_existing = min(last, last_value)  # 3
     num_existing = last_existing - first_existing + 1  # 4

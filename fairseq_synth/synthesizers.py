@@ -121,7 +121,7 @@ def glorot_uniform_(weight: Tensor) -> Tensor:
 
     Its entries are drawn from U(-s, s) with ``s = sqrt(6 / (m + n))``.
     """
-    bound = math.sqrt(6.0 / (weight.size(1) + weight.size(2)))
+    bound = math.sqrt(6.0 / (weight.shape[1] + weight.shape[2]))
     return nn.init.uniform_(weight, -bound, bound)
 
 
@@ -195,7 +195,7 @@ class RelativeRandom(Synthesizer):
 
     def reset_parameters(self) -> None:
         # The same range as the entries of an l x l matrix of `Random`.
-        bound = math.sqrt(6.0 / (self.r.size(1) - 1))
+        bound = math.sqrt(6.0 / (self.r.shape[1] - 1))
         nn.init.uniform_(self.r, -bound, bound)
 
     def scale_(self, weight: Tensor) -> None:

@@ -23,7 +23,7 @@ def refuses(
     """
     if not logits.products:
         return "the logits have no inner product"
-    if value.size(0) > 1 and logits.is_shared():
+    if value.shape[0] > 1 and logits.is_shared():
         return "all sentences share the logits"
     # One of the terms is an inner product, as checked above.
     if on_cpu(value) and len(logits.terms()) > 1:
@@ -78,7 +78,7 @@ def compute(
 
 def is_column_bias(term: Bias) -> bool:
     """Returns whether a bias depends only on the column. Then all rows are the same, and the tensor has only one."""
-    return term.bias.size(2) == 1
+    return term.bias.shape[2] == 1
 
 
 def sum_terms(terms: list[Term], like: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def sum_terms(terms: list[Term], like: Tensor) -> Tensor:
         # The usual mask is one bias, as in random + vanilla. This is faster than to sort the terms of a sum.
         total = multiply(first_term.bias, first_term.weight)
     else:
-        length = like.size(2)
+        length = like.shape[2]
         total = Logits(terms).total(length)
     return in_type(total, like.dtype)
 
@@ -130,8 +130,8 @@ def call_torch(
         is_causal=torch_hides_future,
         scale=torch_scale,
     )
-    head_dim = value.size(3)
-    has_added_features = out.size(3) > head_dim
+    head_dim = value.shape[3]
+    has_added_features = out.shape[3] > head_dim
     return out[..., :head_dim] if has_added_features else out
 
 
@@ -215,7 +215,7 @@ def join_factors(pairs: list[Factors], bsz: int, num_heads: int) -> Factors:
 def has_full_size(product: Factors, bsz: int, num_heads: int) -> bool:
     """Returns whether query and key of an inner product have all B sentences and all H heads."""
     query, key = product
-    return query.size() == key.size() and query.size(0) == bsz and query.size(1) == num_heads
+    return query.size() == key.size() and query.shape[0] == bsz and query.shape[1] == num_heads
 
 
 def make_mask(terms: list[Term], key_padding_mask: Tensor | None, hides_future: bool, like: Tensor) -> Tensor:
@@ -294,9 +294,9 @@ def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
         query, key: (B, H, T, r).
         value: (B, H, T, d_h).
     """
-    num_features = query.size(3)  # r
+    num_features = query.shape[3]  # r
     if on_cpu(value):
-        head_dim = value.size(3)
+        head_dim = value.shape[3]
         padded_size = round_up(max(num_features, head_dim), FEATURE_MULTIPLE)
         return append_zeros(query, padded_size), append_zeros(key, padded_size), append_zeros(value, padded_size)
     padded_size = round_up(num_features, FEATURE_MULTIPLE)
@@ -305,7 +305,7 @@ def pad_features(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
 
 def append_zeros(x: Tensor, size: int) -> Tensor:
     """Returns a tensor with zeros behind its features, the last dimension, so that there are `size` features."""
-    num_zeros = size - x.size(-1)
+    num_zeros = size - x.shape[-1]
     if num_zeros == 0:
         return x
     return F.pad(x, (0, num_zeros))

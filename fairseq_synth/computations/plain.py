@@ -76,7 +76,7 @@ def attention_weights(
     """
     scores = logits.total(src_len)  # (B or 1, H or 1, T or 1, S)
     if bsz is None:
-        bsz = scores.size(0)
+        bsz = scores.shape[0]
     scores = scores.expand(bsz, num_heads, tgt_len, -1)
     return masked_softmax(scores, key_padding_mask, attn_mask, zero_rows_without_keys)
 
@@ -99,10 +99,10 @@ def drop(weights: Tensor, dropout: float, bsz: int) -> Tensor:
 def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
     """Returns the product (B, H, T, d_h) of attention weights (B or 1, H, T, S) and values (B, H, S, d_h)."""
     bsz, num_heads, src_len, head_dim = value.size()
-    if weights.size(0) == bsz:
+    if weights.shape[0] == bsz:
         return torch.matmul(weights, value)
     # All sentences share the weights, so a single product is enough if the values of all sentences are side by side.
-    tgt_len = weights.size(2)
+    tgt_len = weights.shape[2]
     values_side_by_side = value.permute(1, 2, 0, 3).reshape(num_heads, src_len, bsz * head_dim)  # (H, S, B d_h)
     out = torch.matmul(weights[0], values_side_by_side)  # (H, T, B d_h)
     return out.view(num_heads, tgt_len, bsz, head_dim).permute(2, 0, 1, 3)

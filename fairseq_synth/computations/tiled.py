@@ -243,7 +243,7 @@ class Block(NamedTuple):
     def write(self, x: Tensor, part: Tensor) -> None:
         """Copies `part`, laid out as `read` returns it, into the block's place in x (B, H, T, d_h)."""
         if self.is_shared:
-            head_dim = x.size(-1)
+            head_dim = x.shape[-1]
             # (1, heads, length, n d_h) -> (n, heads, length, d_h)
             part = part[0].unflatten(-1, (-1, head_dim)).permute(2, 0, 1, 3)
         x[self.sentences, self.heads, : self.length].copy_(part)
@@ -708,7 +708,7 @@ def hide_future_(scores: Tensor, tile: Tile) -> None:
 
 def hide_padding_(scores: Tensor, hidden: Tensor) -> None:
     """Makes the logits of padding minus infinity, in place. `hidden`: `Block.hidden`, for the last columns only."""
-    num_last_columns = hidden.size(1)
+    num_last_columns = hidden.shape[1]
     last_columns = scores[..., -num_last_columns:]
     last_columns.masked_fill_(hidden[:, None, None], float("-inf"))
 
@@ -728,7 +728,7 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     num_columns = tile.columns.stop - tile.columns.start
     scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
 
-    is_repeated = scores.size(1) != num_heads or scores.size(2) != num_rows
+    is_repeated = scores.shape[1] != num_heads or scores.shape[2] != num_rows
     if is_repeated:
         # `expand` repeats the only head or row without memory, and `clone` gives each repetition memory of its own.
         return scores.expand(-1, num_heads, num_rows, -1).clone()

@@ -110,9 +110,9 @@ def refuse_summands(summands: Summands, value: Tensor) -> str:
     if num_terms_with_tiles > 2:
         max_width = MAX_HEAD_DIM_OF_MIXTURES
     # The width of a head is that of its values, queries and keys.
-    widths = [value.size(3)]
+    widths = [value.shape[3]]
     for product in products:
-        widths.append(product.query.size(3))
+        widths.append(product.query.shape[3])
     if max(widths) > max_width:
         return f"heads are wider than {max_width}"
     return ""

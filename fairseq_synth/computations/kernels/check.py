@@ -382,7 +382,7 @@ class Definition:
 
     def take_sentences(self, x: Tensor) -> Tensor:
         """Returns the sentences to compare of a tensor; the whole tensor if the batch shares it."""
-        if x.size(0) == 1:
+        if x.shape[0] == 1:
             return x
         return x.index_select(0, self.sentences)
 
@@ -437,7 +437,7 @@ class Definition:
             output_gradient: The gradient dY of the output, (T, B, C).
         """
         layout = self.call.layout
-        bsz = self.value.size(0)
+        bsz = self.value.shape[0]
         weights = plain.attention_weights(
             self.logits,
             layout.num_heads,

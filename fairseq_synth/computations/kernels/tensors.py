@@ -23,15 +23,16 @@ MAX_ROWS_UNSLICED = 512
 ALIGNMENT = 16
 
 
-class Summands(NamedTuple):
+class Summands:
     """The terms of logits, sorted by the summand of the kernels that they are; see `arguments`."""
 
-    product: list[Product]  # queries and keys both differ by sentence
-    dense: list[Product]  # only the keys are shared by all sentences
-    outer: list[Outer]
-    bias_row: list[Bias]
-    matrix: list[Product | Bias | Diagonals]  # shared by all sentences; several ones are added up
-    others: list[Product | Bias]  # the kernels have no summand for these
+    def __init__(self) -> None:
+        self.product: list[Product] = []  # queries and keys both differ by sentence
+        self.dense: list[Product] = []  # only the keys are shared by all sentences
+        self.outer: list[Outer] = []
+        self.bias_row: list[Bias] = []
+        self.matrix: list[Product | Bias | Diagonals] = []  # shared by all sentences; several ones are added up
+        self.others: list[Product | Bias] = []  # the kernels have no summand for these
 
     def reason_to_refuse(self) -> str:
         """Returns why the kernels cannot take these summands; an empty string if they can."""
@@ -78,7 +79,7 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
         value: V, (B, H, T, d_h), whose sizes tell how many sentences and rows there are.
     """
     bsz, _, length, _ = value.size()
-    summands = Summands(product=[], dense=[], outer=[], bias_row=[], matrix=[], others=[])
+    summands = Summands()
     summands.outer.extend(logits.outers)
     summands.matrix.extend(logits.diagonals)  # all sentences share them
     if bsz == 1:
@@ -99,8 +100,8 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
 def append_products(summands: Summands, products: Sequence[Product]) -> None:
     """Appends each product of a batch of several sentences to the list of the summand that it is."""
     for product in products:
-        is_query_shared = product.query.size(0) == 1  # all sentences have the same queries
-        is_key_shared = product.key.size(0) == 1
+        is_query_shared = product.query.shape[0] == 1  # all sentences have the same queries
+        is_key_shared = product.key.shape[0] == 1
         if is_query_shared and is_key_shared:
             summands.matrix.append(product)  # as in factorized random, where R1 R2^T is the same for all sentences
         elif is_query_shared:
@@ -268,7 +269,7 @@ def pack_projections(products: list[Product], value: Tensor) -> PackedProjection
         return PackedProjections(packed, query_width=0, scale=1.0)
     (product,) = products
     packed = pack([product.query, product.key], value)
-    return PackedProjections(packed, query_width=product.query.size(3), scale=product.scale)
+    return PackedProjections(packed, query_width=product.query.shape[3], scale=product.scale)
 
 
 def read_dense_product(product: Product, value: Tensor) -> DenseProduct:
@@ -310,7 +311,7 @@ def read_outer_product(outer: Outer, value: Tensor) -> OuterProduct:
     bsz, heads, length, _ = value.size()
     repeated = repeat_left_factor(outer, num_columns=length)  # with enough left features for the T columns of a row
     left_width = repeated.left_size
-    right_width = repeated.factors.size(3) - left_width
+    right_width = repeated.factors.shape[3] - left_width
     factors_by_head = order_by_head(repeated.factors, bsz, heads, value.dtype)  # (H, T, B, left_width + right_width)
     return OuterProduct(factors_by_head, left_width=left_width, right_width=right_width)
 
@@ -497,7 +498,7 @@ def are_side_by_side(parts: list[Tensor], value: Tensor, base: Tensor) -> bool:
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
     """Returns a factor (B or 1, H or 1, T, r) as a contiguous tensor (H, T, B, r) of a type."""
     by_head = x.to(dtype).permute(1, 2, 0, 3)
-    if by_head.size(0) != heads or by_head.size(2) != bsz:
+    if by_head.shape[0] != heads or by_head.shape[2] != bsz:
         by_head = by_head.expand(heads, -1, bsz, -1)
     return by_head.contiguous()
 
@@ -514,7 +515,7 @@ def repeat_left_factor(outer: Outer, num_columns: int) -> Outer:
         num_columns: The number of columns.
     """
     left_size = outer.left_size
-    right_size = outer.factors.size(3) - left_size
+    right_size = outer.factors.shape[3] - left_size
     needed_left_size = divide_up(num_columns, right_size)
     if needed_left_size <= left_size:
         return outer
@@ -546,7 +547,7 @@ def find_rows_or_copy(x: Tensor, heads: int) -> SharedTensor:
     This is for the factors of a product. Columns behind those of x would be multiplied, too.
     """
     shared_tensor = find_or_copy(x, heads)
-    has_more_columns = shared_tensor.columns > x.size(3)
+    has_more_columns = shared_tensor.columns > x.shape[3]
     if has_more_columns:
         return copy_by_head(x, heads)
     return shared_tensor
@@ -575,7 +576,7 @@ def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
         rows = 1
     else:
         return None  # x is a view of something else
-    if num_heads != heads or x.size(1) != heads:
+    if num_heads != heads or x.shape[1] != heads:
         return None  # all heads share x, or it is a part of the heads
     # Besides its place, it matters what autograd does with x: a view of ``R.detach()`` gives no gradient to R.
     if is_beginning(x, parameter, rows, columns) and can_replace_views(parameter, [x]):
@@ -598,7 +599,7 @@ def is_beginning(x: Tensor, base: Tensor, rows: int, columns: int) -> bool:
 def copy_by_head(x: Tensor, heads: int) -> SharedTensor:
     """Returns x (1, H or 1, n, m) as a contiguous tensor (H, n, m); x itself, without a copy, if it lies like that."""
     by_head = x[0].expand(heads, -1, -1).contiguous()
-    return SharedTensor(by_head, rows=x.size(2), columns=x.size(3))
+    return SharedTensor(by_head, rows=x.shape[2], columns=x.shape[3])
 
 
 def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
@@ -619,7 +620,7 @@ def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
     else:
         values_of_heads = values[0, :, 0]  # (H or 1, 2 T - 1), of the only sentence and row
         by_distance = values_of_heads.expand(heads, -1).contiguous()  # (H, 2 T - 1)
-    return SharedTensor(by_distance, rows=1, columns=by_distance.size(1), is_by_distance=True)
+    return SharedTensor(by_distance, rows=1, columns=by_distance.shape[1], is_by_distance=True)
 
 
 def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bool:
@@ -641,7 +642,7 @@ def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bo
         return False
     # So `values` is a view of the parameter, and the parameter is contiguous. But it may be a view of any part.
     num_heads, num_columns = parameter.size()  # 7 columns
-    if num_heads != heads or values.size(1) != heads:
+    if num_heads != heads or values.shape[1] != heads:
         return False  # all heads share the values, or they are of a part of the heads
     middle = num_columns // 2  # column 3 has distance 0
     first_column = middle - (length - 1)  # column 2 has distance -1
@@ -719,8 +720,11 @@ def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> W
     """
     weights = list(weights_by_summand.values())
     tensor = weights[0]._base  # torch's name for the tensor that a weight is a view of; None if it is no view
-    if tensor is None or tensor.dim() != 2 or tensor.size(1) != heads:
-        return None  # there is no tensor (M, H)
+    if tensor is None:
+        return None
+    sizes = tensor.size()
+    if len(sizes) != 2 or sizes[1] != heads:
+        return None  # it is no tensor (M, H)
     if not can_replace_views(tensor, weights):
         return None
     # So all weights are views of this tensor, which is contiguous. A view of H numbers is a row if it begins where a
@@ -730,12 +734,13 @@ def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> W
     for summand, weight in weights_by_summand.items():
         begin = weight.storage_offset() - begin_of_tensor  # for example 8
         place_in_row = begin % heads  # 0
-        next_head = weight.stride(1)  # how many places later the number of the next head is: in a column it is 4
+        # How many places later the number of the next head is: 1 in a row, and 4 in a column.
+        _, next_head, _, _ = weight.stride()
         if place_in_row != 0 or next_head != 1:
             return None
         row_numbers[summand] = begin // heads  # 2
     rows = WeightRows(**row_numbers)  # -1 for all other summands
-    return Weights(tensor, rows, num_rows=tensor.size(0))
+    return Weights(tensor, rows, num_rows=sizes[0])
 
 
 # ---- addresses
