@@ -48,7 +48,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--corpora",
         type=Path,
-        default=os.environ.get("CORPORA"),
+        default=os.environ.get("CORPORA") or None,  # an empty variable is as good as none
         help="folder with real text in subfolders multi30k, lm, classification, glue, superglue, summarisation and "
         "dialogue (default: $CORPORA); the tests of a missing subfolder are skipped",
     )
