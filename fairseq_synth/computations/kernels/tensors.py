@@ -696,9 +696,11 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for summand in SUMMANDS:
         terms: Sequence[Term] = getattr(summands, summand)
-        # Only ``matrix`` may have several terms. `read_matrix` multiplies each of them by its weight before it adds
-        # them up, so that the kernels must not do it again.
-        if len(terms) != 1:
+        if not terms:
+            continue  # the logits do not have this summand
+        if len(terms) > 1:
+            # Only ``matrix`` may have several terms. `read_matrix` multiplies each of them by its weight before it adds
+            # them up, so that the kernels must not do it again.
             continue
         (term,) = terms
         if term.weight is not None:
