@@ -304,14 +304,11 @@ MODELS = {
 def register() -> None:
     """Registers the models and all architectures with fairseq.
 
-    A second call changes nothing, unless this module was reloaded in between; then the new classes take the place of
+    A second call registers the same again. If this module was reloaded in between, the new classes take the place of
     the old ones.
     """
-    is_registered = all(MODEL_REGISTRY.get(name) is kind.model for name, kind in MODELS.items())
-    if is_registered:
-        return
-    # After a reload, fairseq still has the classes from before. It refuses to register a name twice.
-    forget_earlier_import()
+    # fairseq refuses to register a name twice.
+    forget_earlier_registration()
     for model_name, kind in MODELS.items():
         # `register_model` returns a decorator, which is applied to the class here.
         register_with_fairseq = register_model(model_name, dataclass=kind.model.config)
@@ -348,11 +345,11 @@ def register_baselines() -> None:
             register_preset(baseline.adapt(preset))
 
 
-def forget_earlier_import() -> None:
-    """Removes from fairseq the models and architectures that this package registered before it was reloaded.
+def forget_earlier_registration() -> None:
+    """Removes from fairseq the models and architectures that this package has registered in an earlier call.
 
-    A notebook may reload a package. If another package has registered one of the names, its model stays, and fairseq
-    raises its error about a duplicate.
+    A program may call `register` twice, and a notebook may reload the package. If another package has registered one
+    of the names, its model stays, and fairseq raises its error about a duplicate.
     """
     model_names = {name for name, model in MODEL_REGISTRY.items() if is_of_this_package(model)}
     named_architectures = {name for name, preset in ARCH_CONFIG_REGISTRY.items() if is_of_this_package(preset)}

@@ -68,6 +68,14 @@ def test_setup_says_that_it_is_done_and_what_is_next(tmp_path):
     assert "next: scripts/quickstart.sh" in done.stdout
 
 
+def test_test_sh_passes_its_arguments_to_pytest():
+    done = run_script("test.sh", "-k", "padding", "tests/test_cli.py", env={"DRY_RUN": "1"})
+    assert done.returncode == 0, done.stderr
+    command = done.stdout.splitlines()[-1]
+    assert command.startswith("+ python -m pytest ")
+    assert command.rstrip().endswith(" -k padding tests/test_cli.py")
+
+
 def test_the_quickstart_ends_with_the_next_command(tmp_path):
     """The scripts that it calls do nothing here."""
     (tmp_path / "scripts").mkdir()
