@@ -127,8 +127,8 @@ class Logits:
 
     Attributes:
         products, outers, biases, diagonals: The terms of each kind.
-        sorted_terms: The terms in the order of a computation, which may keep them here for its next function. None if
-            no computation has sorted them yet.
+        sorted_terms: The terms as a computation has sorted them, which keeps them here from its function `refuses` to
+            its function `compute`. None if no computation has sorted them yet.
     """
 
     def __init__(self, terms: Iterable[Term] = ()) -> None:
