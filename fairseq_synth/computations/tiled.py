@@ -912,11 +912,20 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         grad_out: The gradient of the block's output, of the same size.
     """
     trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
+    tiles = block.tiles()
+    if len(tiles) == 1:
+        # The usual case for short sentences. There is nothing to add up.
+        (only_tile,) = tiles
+        recorded = record_weights(only_tile, block, normal, trained_fields=list(trained))
+        return NormalFormGradients(
+            value=differentiate_output(recorded.weights, grad_out),
+            normal=differentiate_weights(recorded, grad_out, value),
+        )
     grad_value = torch.zeros_like(value)
     grad_normal = {field: zeros_for_sum(tensor) for field, tensor in trained.items()}
     # The order of the tiles only decides how the sums are rounded. Reversing it would change the last digits of what a
     # training with the same seed computes.
-    for tile in reversed(block.tiles()):
+    for tile in reversed(tiles):
         # The forward pass has not kept the weights of the tile, so they are computed again.
         recorded = record_weights(tile, block, normal, trained_fields=list(trained))
         tile_grad_out = grad_out[:, :, tile.rows]  # (sentences, heads, rows, features)
@@ -954,6 +963,17 @@ def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields:
     with torch.enable_grad():  # Without this, nothing would be recorded: in a backward pass, recording is off.
         weights = tile_weights(tile_normal, tile, block)
     return RecordedWeights(weights, leaves)
+
+
+def differentiate_output(weights: Tensor, grad_out: Tensor) -> Tensor:
+    """Returns the gradient of the values, (sentences, heads, columns, features), from that of ``weights @ values``.
+
+    Args:
+        weights: The attention weights, (sentences, heads, rows, columns).
+        grad_out: The gradient of the output, (sentences, heads, rows, features).
+    """
+    weights_transposed = weights.to(grad_out.dtype).transpose(2, 3)  # (sentences, heads, columns, rows)
+    return torch.matmul(weights_transposed, grad_out)
 
 
 def add_value_gradient_(grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> None:
