@@ -1179,7 +1179,7 @@ def get_refusal_of_data(trained, tmp_path):
 
 
 def test_data_with_other_dictionaries_are_refused(get_refusal_of_data, data, tmp_path):
-    """The dictionary of the target language is compared with the decoder's embedding, and that of the source, too."""
+    """The target dictionary has to fit the embedding of the decoder, and the source dictionary that of the encoder."""
     other_data = shutil.copytree(data / "bin", tmp_path / "other")
     words = (other_data / "dict.en.txt").read_text().splitlines()
     without_two_words = "\n".join(words[:-2]) + "\n"

@@ -914,7 +914,7 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
     trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
     tiles = block.tiles()
     if len(tiles) == 1:
-        # The usual case for short sentences. There is nothing to add up.
+        # Blocks of short sentences usually have a single tile, so that there is nothing to add up.
         (only_tile,) = tiles
         recorded = record_weights(only_tile, block, normal, trained_fields=list(trained))
         return NormalFormGradients(
