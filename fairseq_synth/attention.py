@@ -21,7 +21,7 @@ from .checkpoint_compatibility import adapt_checkpoint
 from .computations import attend
 from .computations.plain import attention_weights, drop, join_heads, weighted_sum
 from .errors import SynthesizerError
-from .linear import LinearWeights, is_plain_linear, join_linear_layers, read_linear_weights
+from .linear import LinearWeights, is_plain_linear, join_linear_layers, read_linear_weights, read_module
 from .logits import Logits
 from .masks import is_causal, to_boolean_or_float, without_hidden_padding
 from .positions import Inputs
@@ -178,7 +178,8 @@ class SyntheticAttention(nn.Module):
             k = cache.read_keys(memory.vectors, memory.table, self.num_query_heads)
             src_len = memory.table.rows.shape[2]
             key_padding_mask = memory.table.key_padding_mask
-        logits = self.synthesizer(Inputs(query, q, k, src_len - tgt_len, src_len))
+        synthesizer: LayerSynthesizer = read_module(self, "synthesizer")
+        logits = synthesizer(Inputs(query, q, k, src_len - tgt_len, src_len))
 
         returns_weights = need_weights or need_head_weights
         if memory is None and not returns_weights:
@@ -207,13 +208,11 @@ class SyntheticAttention(nn.Module):
         Queries and keys are None if no head reads them. Each projection is a matrix product. In training, all three are
         computed by a single product, which is faster, unless a projection has hooks or is quantized.
         """
-        # The modules are read from torch's dictionary, because this is faster than to read an attribute `self.v_proj`.
-        modules: dict[str, Any] = self._modules
-        v_proj = modules["v_proj"]
+        v_proj = read_module(self, "v_proj")
         if self.num_query_heads == 0:
             return Projections(q=None, k=None, v=self.split_heads(v_proj(x)))
-        q_proj = modules["q_proj"]
-        k_proj = modules["k_proj"]
+        q_proj = read_module(self, "q_proj")
+        k_proj = read_module(self, "k_proj")
 
         joined = None
         # If torch traces or compiles the model, it is to record what is computed in inference.
@@ -257,7 +256,7 @@ class SyntheticAttention(nn.Module):
             out: The outputs of the heads side by side, (T B, C).
             size: The size of the result.
         """
-        out_proj = self.out_proj
+        out_proj = read_module(self, "out_proj")
         weights = read_linear_weights(out_proj)
         if weights is None:
             # The layer has to be called, for example because it has hooks or is quantized.
@@ -267,7 +266,7 @@ class SyntheticAttention(nn.Module):
 
     def dropout(self) -> float:
         """Returns the probability of dropping an attention weight in this call."""
-        module = self.dropout_module
+        module: FairseqDropout = read_module(self, "dropout_module")
         if self.training or module.apply_during_inference:
             return module.p
         return 0.0
@@ -325,7 +324,8 @@ class SyntheticAttention(nn.Module):
 
     def heads_of_groups(self) -> list[int]:
         """Returns the number of heads in each group of heads of one kind."""
-        return [mixture.num_heads for mixture in self.synthesizer.mixtures()]
+        synthesizer: LayerSynthesizer = read_module(self, "synthesizer")
+        return [mixture.num_heads for mixture in synthesizer.mixtures()]
 
     # ---- decoding
 

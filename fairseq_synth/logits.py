@@ -36,6 +36,10 @@ class Product(NamedTuple):
     scale: float = 1.0
     weight: Tensor | None = None
 
+    def with_weight(self, weight: Tensor | None) -> "Product":
+        """Returns the same term with this weight in place of its own."""
+        return Product(self.query, self.key, self.scale, weight)
+
 
 class Outer(NamedTuple):
     """The outer product of two factors of each row, times the weight.
@@ -48,12 +52,20 @@ class Outer(NamedTuple):
     left_size: int
     weight: Tensor | None = None
 
+    def with_weight(self, weight: Tensor | None) -> "Outer":
+        """Returns the same term with this weight in place of its own."""
+        return Outer(self.factors, self.left_size, weight)
+
 
 class Bias(NamedTuple):
     """Logits that are computed already, times the weight."""
 
     bias: Tensor  # (B, H, T, S)
     weight: Tensor | None = None
+
+    def with_weight(self, weight: Tensor | None) -> "Bias":
+        """Returns the same term with this weight in place of its own."""
+        return Bias(self.bias, weight)
 
 
 class Diagonals(NamedTuple):
@@ -65,6 +77,10 @@ class Diagonals(NamedTuple):
 
     values: Tensor  # (1, H, 1, T + S - 1)
     weight: Tensor | None = None
+
+    def with_weight(self, weight: Tensor | None) -> "Diagonals":
+        """Returns the same term with this weight in place of its own."""
+        return Diagonals(self.values, weight)
 
 
 Term = Product | Outer | Bias | Diagonals
@@ -151,7 +167,7 @@ class Logits:
             if weight is None:
                 weighted_term = term
             else:
-                weighted_term = term._replace(weight=weight)
+                weighted_term = term.with_weight(weight)
             if isinstance(weighted_term, Product):
                 self.products.append(weighted_term)
             elif isinstance(weighted_term, Bias):

@@ -21,14 +21,14 @@ the tests over the registry then know it by that name. A line in `names.VARIANTS
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .linear import LightModule, by_head, by_sentence, per_head_linear
+from .linear import LightModule, by_head, by_sentence, per_head_linear, read_module
 from .logits import Bias, Diagonals, Logits, Outer, Product, Term
 from .positions import Inputs, take_column_bias, take_columns, take_distances, take_rows, take_window
 
@@ -424,7 +424,9 @@ class Mixture(LayerSynthesizer):
 
     def functions(self) -> list[Synthesizer]:
         """Returns the functions that are mixed, in the order of their rows in alpha."""
-        return cast(list[Synthesizer], list(self.components.values()))
+        components: nn.ModuleDict = read_module(self, "components")
+        functions: Any = components._modules.values()  # `components.values()` would take four times as long
+        return list(functions)
 
     def has_weights(self) -> bool:
         """Returns whether the mixture multiplies each function by a weight, which is so if it is convex.

@@ -126,7 +126,7 @@ def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
     if isinstance(term, Diagonals):
         return term._replace(values=at_least_fp32(term.values), weight=weight)
     assert isinstance(term, Outer)
-    return term._replace(weight=weight)
+    return term.with_weight(weight)
 
 
 class TensorName(NamedTuple):

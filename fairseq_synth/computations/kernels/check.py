@@ -491,5 +491,5 @@ class Definition:
 
     def compute_unweighted_logits(self, term: Term) -> Tensor:
         """Returns the logits of one term without its weight, (B or 1, H or 1, T or 1, T)."""
-        term_without_weight = term._replace(weight=None)
+        term_without_weight = term.with_weight(None)
         return Logits([term_without_weight]).total(self.call.layout.length).detach()
