@@ -126,16 +126,15 @@ class SynthesizerRoberta(SynthesizerModel, RobertaModel):
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> "SynthesizerRoberta":
         """Returns a new model with the settings in a config; see `SynthesizerModel`."""
-        settings = cls.read_config(cfg, task)
-        args = cls.check_and_parse_encoder(settings)
-        max_positions = args.max_positions or longest_row(task)
+        args = cls.check_and_parse_encoder(cls.read_config(cfg, task))
+        if not args.max_positions:
+            args.max_positions = longest_row(task)
 
         # A row is the text that the model reads at once. The functions of the self-attention may limit its length.
         limit = cls.encoder_limit(args)
         check_rows("--tokens-per-sample", tokens_per_sample(task), limit)
-        check_rows("--max-positions", max_positions, limit)
+        check_rows("--max-positions", args.max_positions, limit)
 
-        args.max_positions = max_positions  # The encoder and the model read it.
         encoder = cls.encoder_class(args, task.source_dictionary)
         model = cls(args, encoder)
         check_and_announce_limit(task, limit)

@@ -115,19 +115,20 @@ def append_products(summands: Summands, products: Sequence[Product]) -> None:
 def append_products_of_one_sentence(summands: Summands, products: Sequence[Product]) -> None:
     """Appends each product of a batch of a single sentence to the list of a summand.
 
-    With one sentence, nothing tells apart what sentences share and what is their own. So ``product``, ``dense`` and
-    ``matrix`` would all be right for each of the products, and which one it gets is a question of speed. ``product``
-    and ``dense`` may have one term each, and ``matrix`` any number.
+    With one sentence, the sizes do not tell which queries and keys are shared by all sentences. It does not matter,
+    either: each of the summands ``product``, ``dense`` and ``matrix`` computes any product of one sentence. But the
+    first two take only one product each.
     """
-    num_products = len(products)
-    for number, product in enumerate(products, start=1):
-        if number == num_products:  # the last one, or the only one
-            # In a mixture, its queries and keys are usually a projection, which this summand reads without a copy.
-            summands.product.append(product)
-        elif number == num_products - 1:  # the one before the last
-            summands.dense.append(product)
-        else:
-            summands.matrix.append(product)
+    remaining = list(products)
+    if remaining:
+        # The last function of a mixture is ``vanilla``. Only the summand ``product`` reads its queries and keys, which
+        # are parts of a projection, without a copy.
+        last_product = remaining.pop()
+        summands.product.append(last_product)
+    if remaining:
+        next_to_last_product = remaining.pop()
+        summands.dense.append(next_to_last_product)
+    summands.matrix.extend(remaining)
 
 
 # ---- the tensors and the layout of a call
@@ -299,17 +300,14 @@ def read_dense_product(product: Product, value: Tensor) -> DenseProduct:
 def read_outer_product(outer: Outer, value: Tensor) -> OuterProduct:
     """Returns the two factors of the summand ``outer``, as the kernels read them.
 
-    Each row of the logits has factors of its own. For example, a row with the left features a and b and the right
-    features x, y and z has the logits ``ax ay az bx by bz``, which are enough for a sentence of up to 6 tokens. In a
-    longer sentence, the left features begin again: ``... bx by bz ax ay az``. The kernels do not do this, so that their
-    left features have to be repeated before: a b a.
+    In a long sentence, the left factor has to be repeated. The kernels do not do this, so it is done here.
 
     Args:
-        outer: The outer product. In its tensor ``factors``, the right features follow the left ones.
+        outer: The outer product. Its tensor ``factors`` has the left factor, and behind it the right factor.
         value: (B, H, T, d_h).
     """
     bsz, heads, length, _ = value.size()
-    repeated = repeat_left_factor(outer, num_columns=length)  # with enough left features for the T columns of a row
+    repeated = repeat_left_factor(outer, num_columns=length)
     left_width = repeated.left_size
     right_width = repeated.factors.shape[3] - left_width
     factors_by_head = order_by_head(repeated.factors, bsz, heads, value.dtype)  # (H, T, B, left_width + right_width)
@@ -362,7 +360,7 @@ def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
         return SharedTensor(matrix, rows=left.rows, columns=right.rows)
     # Otherwise the product is computed as the term has it: of R1 and R2, (H, 10, k) each, with its scale. The weight is
     # left out, because the kernels would multiply by it a second time.
-    term_without_weight = term._replace(weight=None)
+    term_without_weight = term.with_weight(None)
     return add_up([term_without_weight], heads, length)  # (H, 10, 10)
 
 

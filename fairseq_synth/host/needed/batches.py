@@ -303,11 +303,12 @@ def check_row_lengths(task: LanguageModelingTask, dataset: Any, limit: int) -> N
     num_too_long = int((row_lengths > limit).sum())
     if num_too_long == 0:
         return
-    adds_bos_token = getattr(task.args, "add_bos_token", False)
-    addition = " in addition to the token of --add-bos-token" if adds_bos_token else ""
-    hint = hint_on_limits({limit})  # empty if no Synthesizer has this limit
-    raise SynthesizerError(
-        f"--tokens-per-sample: {num_too_long} of {len(dataset)} blocks are longer than the {limit} tokens that the "
-        f"model accepts{addition}, and fairseq would skip them; use at most {limit}, and also --sample-break-mode none "
-        f"if single sentences are longer{hint}"
+    accepted = f"the {limit} tokens that the model accepts"
+    if getattr(task.args, "add_bos_token", False):
+        accepted += " in addition to the token of --add-bos-token"  # neither the limit nor a length counts this token
+    message = (
+        f"--tokens-per-sample: {num_too_long} of {len(dataset)} blocks are longer than {accepted}, and fairseq would "
+        f"skip them; use at most {limit}, and also --sample-break-mode none if single sentences are longer"
     )
+    hint = hint_on_limits({limit})  # empty if no Synthesizer has this limit
+    raise SynthesizerError(message + hint)
