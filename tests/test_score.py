@@ -583,6 +583,19 @@ def test_after_a_short_training_the_best_checkpoint_is_scored(checkpoints, evalu
     assert f"--path {run}/checkpoint_best.pt " in command
 
 
+@pytest.mark.usefixtures("evaluated")  # the translation fails, so that no score is computed
+def test_a_missing_package_is_named_before_the_translation(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    metrics.bleu.cache_clear()
+    data = make_data(tmp_path / "japanese", tgt="ja", subwords="bpe", lowercase=None)
+    run = make_run(tmp_path / "japanese_run", data)
+    write(data / "test.en", ["one"])
+    write(data / "test.ja", ["いち"])
+    (run / "checkpoint_best.pt").touch()
+    assert_refused(score.main, run, part="it said nothing")
+    assert 'pip install "sacrebleu[ja]"' in capsys.readouterr().out
+
+
 def test_an_average_that_is_asked_for_is_not_replaced(evaluated):
     (evaluated.run / "checkpoint_best.pt").touch()
     assert_refused(score.main, evaluated.run, "--average", 3, part="it said nothing")
