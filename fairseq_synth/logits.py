@@ -238,27 +238,26 @@ class Logits:
     def _add_up_bias(
         self, other_products: Sequence[Product], other_outers: Sequence[Factors], src_len: int
     ) -> Tensor | None:
-        """Returns the bias of the normal form, (B or 1, H or 1, T or 1, S), or None if there is nothing to add up.
+        """Returns the bias of the normal form, (B or 1, H or 1, T or 1, S), or None if the logits need none.
 
-        It is the sum of all biases and diagonals, and of the products that are no other part of the normal form. It is
-        in fp32 at least, unless a single bias or diagonals are all logits: these keep their type.
+        The bias is the sum of all biases and diagonals of the logits, and of the products that are given here. It is in
+        fp32 at least, with one exception: if the logits have a single term, nothing is added, and the type stays.
 
         Args:
             other_products: The inner products to be added. Their scales and weights are multiplied in already.
             other_outers: The outer products to be added. Their weights are multiplied in already.
             src_len: S, the number of columns.
         """
-        is_sum = len(self.terms()) > 1
+        has_single_term = len(self.terms()) == 1
         # Each summand may be as large as all logits. So each is added before the next one is computed.
         total = None
         for bias_term in self.biases:
-            bias = at_least_fp32(bias_term.bias) if is_sum else bias_term.bias
+            bias = bias_term.bias if has_single_term else at_least_fp32(bias_term.bias)
             total = add(total, multiply(bias, bias_term.weight))
         for diagonals_term in self.diagonals:
-            values = at_least_fp32(diagonals_term.values) if is_sum else diagonals_term.values
+            values = diagonals_term.values if has_single_term else at_least_fp32(diagonals_term.values)
             weighted_values = multiply(values, diagonals_term.weight)
             total = add(total, toeplitz(weighted_values, src_len))
-        # A product is given here only if there is another one in the normal form, so that the logits are a sum.
         for outer in other_outers:
             total = add(total, at_least_fp32(outer_product(outer.left, outer.right, src_len)))
         for product in other_products:

@@ -52,17 +52,14 @@ def compute_in_pool(
 ) -> Iterator[tuple[Item, Result]]:
     """Computes ``function(item)`` for each item in a pool of threads, and yields the item with its result.
 
-    The caller uses a result in this thread, while the pool computes later items. Each thread of the pool computes on
-    one core, and together they keep all cores busy. So torch computes on one core in this thread, too, from the first
-    item to the last, whether this function or the caller is at work.
+    While the caller uses a result, the threads of the pool compute later items. Each thread computes on one core, and
+    together they keep all cores busy. So torch may use only one core in the caller's thread, too.
     """
     pool = thread_pool(num_threads)
     compute = without_gradients(function)
-    with one_core_for_this_thread():
-        results = pool.map(compute, items)  # starts all computations at once; an iterator
-        for item in items:
-            result = next(results)  # waits for the result of this item
-            yield item, result  # The caller uses the result now, within the `with` statement.
+    with one_core_for_this_thread():  # This lasts until the caller has used the last result.
+        results = pool.map(compute, items)  # an iterator, which waits for each result
+        yield from zip(items, results)
 
 
 def without_gradients(function: Callable[[Item], Result]) -> Callable[[Item], Result]:

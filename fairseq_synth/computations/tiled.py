@@ -796,9 +796,8 @@ def differentiate_block(
 ) -> Gradients:
     """Returns the gradients of a block's values, and of the block's parts of the tensors of the terms.
 
-    The forward pass has two steps: the terms are added up to the block's normal form, ``query @ key^T + left (x) right
-    + bias``, and the output is computed from the normal form and the values. The gradients go the other way: from the
-    output to the normal form and the values, and from the normal form to the tensors of the terms.
+    The forward pass has two steps. First, the terms are added up, and the sum is a `NormalForm`. Then the output is
+    computed from the normal form and the values. The gradients are passed back through these steps in reverse order.
 
     Args:
         block: Some sentences and heads of the batch.
@@ -809,8 +808,11 @@ def differentiate_block(
     """
     block_value = block.read(value)  # (sentences, heads, tokens, features)
     block_grad_out = block.read(grad_out)  # (sentences, heads, tokens, features)
+    # The first step is computed again, and autograd records it.
     recorded = record_normal_form(block, terms, trained_names)
+    # Back through the second step: from the output to the values and the normal form.
     grad_value, grad_normal = differentiate_tiles(block, recorded.normal, block_value, block_grad_out)
+    # Back through the first step: from the normal form to the tensors of the terms.
     grad_tensors = differentiate_normal_form(recorded, grad_normal)
     return Gradients(grad_value, grad_tensors)
 

@@ -467,27 +467,29 @@ class Definition:
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}
 
     def measure_summands(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf that has weights of a mixture: the norm of the numbers that add up to its gradient}.
+        """Measures how large the numbers are whose sum is the gradient of a weight of a mixture.
 
-        This is for `scales`: if the numbers nearly cancel, their sum is small, but has the rounding errors of them all.
-        A leaf is a copy of a tensor of the call, for example of one that has the weights of all terms as its rows.
-
-        The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``, with a weight for each term. The gradient of w_1 is the
-        sum of ``dS * S_1`` over all logits of a head. The gradient dS of the logits is a difference that may itself be
-        small, ``G - P rowsum(G)``. So the numbers here are ``G * S_1``.
+        The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``. The gradient of the weight w_1 is the sum of ``dS * S_1``
+        over all logits of a head. If these numbers nearly cancel each other, their sum is small, but has the rounding
+        errors of all of them. The gradient dS of the logits is ``G - P rowsum(G)``, and may be small for the same
+        reason. So this method measures ``G * S_1``.
 
         Args:
             weighted_gradient: G, which `compute_weighted_gradient` returns.
+
+        Returns:
+            {name of a leaf with weights: the norm of ``G * S_1``}. If the leaf has the weights of several terms, it is
+            the largest of their norms.
         """
-        norms: dict[str, float] = {}
+        largest_norms: dict[str, float] = {}
         for term in self.logits.terms():
             if term.weight is None:
                 continue
-            numbers = weighted_gradient * self.compute_unweighted_logits(term)  # G * S_1, in all heads
+            summands = weighted_gradient * self.compute_unweighted_logits(term)  # G * S_1
+            norm = float(summands.norm())
             leaf_name = self.copies.name_of_leaf(term.weight)
-            norm_of_other_terms = norms.get(leaf_name, 0.0)  # not 0 if the leaf has the weight of another term, too
-            norms[leaf_name] = max(float(numbers.norm()), norm_of_other_terms)
-        return norms
+            largest_norms[leaf_name] = max(norm, largest_norms.get(leaf_name, 0.0))
+        return largest_norms
 
     def compute_unweighted_logits(self, term: Term) -> Tensor:
         """Returns the logits of one term without its weight, (B or 1, H or 1, T or 1, T)."""

@@ -308,11 +308,13 @@ def has_unused_left_factors(layout: Layout) -> bool:
 
 
 def plan_short_sentences(layout: Layout) -> Launches:
-    """Returns the launches of the kernels for short sentences: one forward, and up to two backward.
+    """Returns the launches of the kernels for short sentences.
+
+    The forward pass is one launch, `forward_short`. The backward pass has two:
 
     - `backward_short` writes the gradients that each sentence has for itself, such as those of its values. For tensors
       that all sentences share, and for the weights of a mixture, it writes partial sums.
-    - `add` adds up the partial sums.
+    - `add` adds up the partial sums. Without partial sums, it is left out.
     """
     forward = plan_forward_short(layout)
     if not layout.wanted:  # no tensor needs a gradient
@@ -324,13 +326,8 @@ def plan_short_sentences(layout: Layout) -> Launches:
         summands=SUMMANDS,
     )
     backward = [plan_backward_short(layout, work)]
-    # `add` has to know how the kernels that write the partial sums divide their work. Here a single kernel writes all.
-    addition = plan_addition(
-        layout,
-        outer_weight_from=work,  # a part of the gradient of the weight of ``outer`` from each program
-        columns_from=work,  # sums for dense_key and bias_row, and parts for the weights of product, dense and bias_row
-        matrix_from=work,  # sums for the matrix, and parts for its weight
-    )
+    # For long sentences, three kernels write the partial sums, each with work of its own. Here, one kernel writes all.
+    addition = plan_addition(layout, outer_weight_from=work, columns_from=work, matrix_from=work)
     backward.extend(addition)
     return Launches(forward, backward, memory=work.memory)
 
