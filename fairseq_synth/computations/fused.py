@@ -170,20 +170,21 @@ def product_for_torch(term: Product, torch_scale: float) -> Factors:
 def column_bias_for_torch(term: Bias, torch_scale: float, like: Tensor) -> Factors:
     """Returns a query and key, (B, H, T, 8), with ``torch_scale * query @ key^T`` equal to a bias times its weight.
 
-    torch's kernels want a multiple of 8 features (`FEATURE_MULTIPLE`). So there are 8 equal features, each of which
-    gives an eighth of the bias.
+    torch's kernels want a multiple of 8 features (`FEATURE_MULTIPLE`). So there are 8 equal features. In each of them,
+    the key has the bias, and the query has ``weight / (8 torch_scale)``. So torch computes
+
+        torch_scale * (8 features * bias * weight / (8 torch_scale)) = bias * weight
 
     Args:
         term: The bias, (B or 1, H or 1, 1, T), and its weight. If the weight is None, it is 1.
         torch_scale: The number by which torch multiplies the inner product.
         like: The values, (B, H, T, d_h). Only their sizes, type and device are read.
     """
-    # For each feature: torch_scale * query_feature * key_feature = weight * bias / 8
-    eighth = 1 / FEATURE_MULTIPLE
+    factor = 1 / (FEATURE_MULTIPLE * torch_scale)
     if term.weight is None:
-        query_feature = like.new_full([1, 1, 1, 1], eighth / torch_scale)
+        query_feature = like.new_full([1, 1, 1, 1], factor)
     else:
-        query_feature = term.weight * (eighth / torch_scale)  # (1, H, 1, 1)
+        query_feature = term.weight * factor  # (1, H, 1, 1)
     key_feature = term.bias.transpose(2, 3)  # (B or 1, H or 1, T, 1): each key has the bias of its column
     # `expand` repeats a single number, without memory, for all sentences, heads and tokens, and for the 8 features.
     bsz, num_heads, length, _ = like.size()

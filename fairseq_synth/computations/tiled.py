@@ -714,9 +714,9 @@ def hide_padding_(scores: Tensor, hidden: Tensor) -> None:
 
 
 def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
-    """Returns the logits of a tile, (sentences, heads, rows, columns), of which each number can be changed in place.
+    """Returns the logits of a tile, (sentences, heads, rows, columns), in memory that nothing else uses.
 
-    So each number has a place of its own in memory, which no parameter shares. The masks are applied in place next.
+    So the masks can be applied in place.
 
     Args:
         tile_normal: The logits of the tile, as ``query @ key^T + left (x) right + bias``.
@@ -732,10 +732,10 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     if is_repeated:
         # `expand` repeats the only head or row without memory, and `clone` gives each repetition memory of its own.
         return scores.expand(-1, num_heads, num_rows, -1).clone()
-    is_bias_alone = tile_normal.query is None and tile_normal.left is None
-    if is_bias_alone:
-        return scores.clone()  # The scores may be a view of a parameter.
-    return scores  # A product is among the summands. It is computed, so that the sum is in new memory.
+    has_product = tile_normal.query is not None or tile_normal.left is not None
+    if has_product:
+        return scores  # `total` has computed the product, in new memory.
+    return scores.clone()  # The logits are a bias, which may be a view of a parameter.
 
 
 # ---- The backward pass. Gradients flow from the output to the normal form of a block, a tile at a time
@@ -949,8 +949,8 @@ class RecordedWeights(NamedTuple):
 def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecordedWeights:
     """Computes the attention weights of a tile again, for a gradient to be passed back from them to the normal form.
 
-    Autograd records the computation for `differentiate_weights`. The record begins at the tile's part of each trained
-    field of the normal form. This part is made a *leaf* of autograd, where gradients stop that are passed back.
+    Autograd records the computation for `differentiate_weights`. The record begins at *leaves*, which are the tile's
+    parts of the trained fields of the normal form. Gradients are passed back to the leaves, and no further.
 
     Args:
         tile: Some rows of the block, and the columns that they see.

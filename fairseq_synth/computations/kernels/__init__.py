@@ -204,9 +204,9 @@ def attend_without_dropping(
         layout = call.layout
         seed = None
     else:
-        # `compute` would launch kernels that are compiled with code for dropout. These are launched here, too. But in
-        # the layout, the probability of dropping a weight is 0. They need a seed, which then has no effect. A random
-        # one would change the random numbers of the training.
+        # Kernels with dropout are compiled with other code than kernels without it. So the kernels with dropout are to
+        # be compared, but with a probability of 0, which `prepare_call` has written into the layout. Such kernels need
+        # a seed. It is not drawn, because that would change the random numbers of the training.
         layout = call.layout._replace(has_dropout=True)
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
     plan = find_plan(layout)
@@ -296,10 +296,10 @@ def compile_kernels(plan: Plan, call_tensors: CallTensors) -> None:
 
 
 def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
-    """Returns all tensors that the launches of a plan use, or for those that do not exist yet, others of the same type.
+    """Returns tensors with which the kernels of a plan can be compiled. They may have other sizes than in a launch.
 
-    A kernel is compiled for the types of its tensors, and their sizes and values do not matter. So nothing large is
-    allocated here: a tensor of the call takes the place of a result of its type.
+    A kernel is compiled for the types of its tensors. So the tensors of the call take the place of results that do not
+    exist yet, such as the output and the gradients, and nothing large has to be allocated.
     """
     layout = plan.layout
     values = call_tensors.packed  # it has the values, and perhaps queries and keys
@@ -314,7 +314,7 @@ def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
     # Each gradient that is wanted has the type of its tensor. All other gradients are None.
     wanted_tensors = {name: getattr(call_tensors, name) for name in layout.wanted}
     gradients = CallTensors(**wanted_tensors)
-    # Partial sums are in fp32. `memory` has the names of those that the kernels write.
+    # All partial sums are in fp32. The keys of `memory` are the names of those that the kernels write.
     any_sum = values.new_empty(1, dtype=torch.float32)
     named_sums = dict.fromkeys(plan.launches.memory, any_sum)
     partial_sums = PartialSums(**named_sums)

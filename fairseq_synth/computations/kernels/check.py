@@ -367,12 +367,12 @@ class Definition:
         """
         self.call = call
         self.sentences = sentences
-        # The leaves have all sentences of the call, so that their gradients can be compared with the kernels'. All of
-        # them need gradients, or autograd would refuse to differentiate logits that need none.
+        # The leaves are copies of whole tensors of the call, so that their gradients can be compared with those of the
+        # kernels. All leaves need gradients, because autograd refuses to differentiate logits that need none.
         self.copies = copy_call(call, torch.float32, all_need_gradients=True)
         self.leaves = self.copies.leaves_with_gradients()
-        # Everything from here on has only the sentences to compare. They are taken from the copies by operations that
-        # autograd records, so that gradients reach the leaves. For the other sentences they are 0.
+        # All other attributes have only the sentences to compare. Autograd records how these sentences are taken from
+        # the copies. So the leaves get gradients, which are 0 in all other sentences.
         self.value = self.take_sentences(self.copies.value)
         self.logits = Logits(self.take_sentences_of_term(term) for term in self.copies.terms)
         self.total_logits = self.logits.total(call.layout.length)
@@ -405,26 +405,26 @@ class Definition:
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
         """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
 
-        This is the norm of the result. But a result may be a small difference or sum of large numbers, as 0.01 is
-        ``1.01 - 1.00``. Its rounding errors are those of the large numbers. Then it is their norm, which is larger.
+        A difference may be much smaller than its terms, but it has their rounding errors. For example, fp16 rounds 1.01
+        to 1.0098, so that ``1.01 - 1.00`` becomes 0.0098. The error is small relative to 1.01, but not relative to the
+        difference. So an error is divided by the norm of the result, or by a norm of the numbers from which the result
+        is computed, whichever is largest.
 
         Args:
             results: The definition's results.
             output_gradient: The gradient of the output, (T, sentences, C).
         """
-        # Most gradients are computed from that of the logits, which is a difference: ``G - P rowsum(G)``, with the
-        # attention weights P. The large numbers are what these gradients would be without the subtraction.
         weighted_gradient = self.compute_weighted_gradient(output_gradient)  # G
         norms_without_subtraction = self.measure_without_subtraction(weighted_gradient)
-        # The gradient of a weight of a mixture is, besides, a sum over all logits. The large numbers are its summands.
         norms_of_summands = self.measure_summands(weighted_gradient)
         scales = {"output": float(results.output.norm())}
         for name, gradient in results.gradients.items():
-            scales[name_of_gradient(name)] = max(
-                float(gradient.norm()),
-                norms_without_subtraction[name],
-                norms_of_summands.get(name, 0.0),  # 0 for a tensor that has no weights of a mixture
-            )
+            # Most gradients are computed from that of the logits, which is the difference ``G - P rowsum(G)``.
+            norms = [float(gradient.norm()), norms_without_subtraction[name]]
+            if name in norms_of_summands:
+                # It is the gradient of weights of a mixture, which are sums over all logits, too.
+                norms.append(norms_of_summands[name])
+            scales[name_of_gradient(name)] = max(norms)
         return scales
 
     @torch.no_grad()
@@ -454,14 +454,16 @@ class Definition:
         return weights * gradient_of_weights
 
     def measure_without_subtraction(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf: the norm that its gradient would have if G were the gradient of the logits}.
+        """Returns {name of a leaf: the norm of its gradient, computed with G as the gradient of the logits}.
 
-        A leaf is a copy of a tensor of the call. The norm is 0 if the logits do not depend on it, as on the values.
+        The gradient of the logits is the difference ``G - P rowsum(G)``. All gradients that are computed from it have
+        rounding errors as large as if it were G. A leaf is a copy of a tensor of the call. If the logits do not depend
+        on it, the norm is 0. The values are such a leaf.
 
         Args:
             weighted_gradient: G, which `compute_weighted_gradient` returns.
         """
-        # The logits have the size 1 where sentences, heads or rows share them. Their gradients are added up.
+        # A logit that several sentences, heads or rows share has the sum of their gradients.
         gradient_of_logits = weighted_gradient.sum_to_size(self.total_logits.size())
         gradients = differentiate(self.total_logits, self.leaves, gradient_of_logits)
         return {name: float(gradient.norm()) for name, gradient in gradients.items()}

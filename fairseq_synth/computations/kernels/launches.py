@@ -192,11 +192,11 @@ class Launch:
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
         tensor_names = [name for name in kernel.arg_names if name not in numbers]  # ["out", "lse"]
         number_names = [name for name in kernel.arg_names if name in numbers]  # ["T", "B"], in the kernel's order
-        assert kernel.arg_names == tensor_names + number_names, "`args` needs kernels whose tensors come first"
-        assert len(tensor_names) > 1, "for a single name, attrgetter would read no tuple"
-        # A function that reads the tensors from a `PassTensors`: ``(x.out, x.lse)``. It is faster than a loop.
-        self.read_tensors: Callable[[PassTensors], tuple[Any, ...]] = attrgetter(*tensor_names)
+        assert kernel.arg_names == tensor_names + number_names, "the tensors of a kernel have to be its first arguments"
         self.numbers = {name: numbers[name] for name in number_names}  # {"T": 2, "B": 3}
+        # `read_tensors` returns the kernel's tensors in a `PassTensors`, ``(x.out, x.lse)``. It is faster than a loop.
+        assert len(tensor_names) > 1, "an attrgetter of a single name returns no tuple"
+        self.read_tensors: Callable[[PassTensors], tuple[Any, ...]] = attrgetter(*tensor_names)
         self.compiled: Callable[..., None] | None = None  # until `compile` is called
 
     def args(self, tensors: PassTensors) -> list[Any]:
@@ -391,16 +391,16 @@ def plan_long_sentences(layout: Layout) -> Launches:
     rows = plan_row_work(layout)
     columns = plan_column_work(layout)
     matrix = plan_matrix_work(layout)
-    # Each kernel is launched if it has anything to write. The order matters: the first one writes what the next two
-    # read, and the last one adds up what the others have written.
+    # A kernel is left out if nobody wants what it writes.
+    wants_values_or_keys = "packed" in layout.wanted  # this tensor has the values, and perhaps queries and keys
     backward = []
     if needs_delta(layout):
-        backward.append(plan_backward_rows(layout, rows))
-    wants_values_or_keys = "packed" in layout.wanted  # this tensor has the values, and perhaps queries and keys
+        backward.append(plan_backward_rows(layout, rows))  # comes first, because the next two kernels read ``delta``
     if wants_values_or_keys or columns.leaves_sums():
         backward.append(plan_backward_columns(layout, columns))
     if matrix.leaves_sums():
         backward.append(plan_backward_matrix(layout, matrix))
+    # The last launch adds up what the others have left.
     addition = plan_addition(layout, outer_weight_from=rows, columns_from=columns, matrix_from=matrix)
     backward.extend(addition)
     # For a kernel that is not launched, this is empty.
@@ -887,16 +887,7 @@ class Tile(NamedTuple):
     def for_few_summands(kernel: str, layout: Layout) -> "Tile":
         """Returns the tile of a kernel for logits of one or two summands.
 
-        The sizes are the fastest of ten that were timed on an H100, in bf16 with heads of 64 features:
-
-        ===========  ==========================================================================
-        kernel       tile
-        ===========  ==========================================================================
-        ``forward``  64 x 32 with a dense or an outer product, 64 x 64 without
-        ``rows``     64 x 32
-        ``columns``  32 x 64 with a dense product; without, 64 x 64 with a product, else 32 x 64
-        ``matrix``   64 x 64
-        ===========  ==========================================================================
+        These tiles were the fastest of ten on an H100, in bf16 with heads of 64 features.
 
         Args:
             kernel: ``forward``, or the kernel of the backward pass: ``rows``, ``columns`` or ``matrix``.
@@ -908,7 +899,9 @@ class Tile(NamedTuple):
         square = Tile(rows=64, columns=64, warps=4, stages=2)
         tall = Tile(rows=64, columns=32, warps=4, stages=3)
         if kernel == "forward":
-            return tall if has_dense_product or has_outer_product else square
+            if has_dense_product or has_outer_product:
+                return tall
+            return square
         if kernel == "rows":
             return tall
         if kernel == "columns":

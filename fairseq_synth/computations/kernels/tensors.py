@@ -344,8 +344,8 @@ def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
     """Returns the matrix ``scale * R1 R2^T``, which the kernels multiply by the weight of the term.
 
     R1 and R2 are usually the first rows of parameters, for example 10 of 256 rows for a sentence of 10 tokens. If
-    possible, all rows of the parameters are multiplied, because neither the parameters nor their gradients are sliced
-    then, which takes longer. The kernels read the first 10 rows and columns of the result.
+    possible, all rows of the parameters are multiplied, and the kernels read the first 10 rows and columns of the
+    result. This is faster, because neither the parameters nor their gradients have to be sliced.
 
     Args:
         term: The product of R1 (the query) and R2 (the key), (1, H or 1, length, k) each.
@@ -356,6 +356,7 @@ def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
     left = find_rows_or_copy(term.query, heads)
     right = find_rows_or_copy(term.key, heads)
     if can_multiply_all_rows(left, right, term.scale):
+        # The scale is 1 here (`can_multiply_all_rows`).
         matrix = torch.bmm(left.tensor, right.tensor.transpose(1, 2))  # (H, 256, 256)
         return SharedTensor(matrix, rows=left.rows, columns=right.rows)
     # Otherwise the product is computed as the term has it: of R1 and R2, (H, 10, k) each, with its scale. The weight is
@@ -603,9 +604,9 @@ def copy_by_head(x: Tensor, heads: int) -> SharedTensor:
 def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
     """Returns values by distance as the kernels read them: a row for each head, whose middle is for distance 0.
 
-    The row may have more values on both sides than the sentence needs. So the values are usually not copied: they are
-    the middle of each row of a parameter, and the parameter is returned. For example, it has the distances from -255 to
-    255, and a sentence of T = 5 tokens has those from -4 to 4.
+    The values are usually the middle of each row of a parameter. For example, the parameter has the distances from -255
+    to 255, and a sentence of T = 5 tokens has those from -4 to 4. Then the parameter is returned, because the kernels
+    read only as many values on both sides of the middle as the sentence needs. Otherwise the values are copied.
 
     Args:
         values: A value for each distance from -(T - 1) to T - 1, (1, H or 1, 1, 2 T - 1).
@@ -638,18 +639,18 @@ def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bo
     """
     if parameter.dim() != 2 or not can_replace_views(parameter, [values]):
         return False
-    # So `values` is a view of the parameter, and the parameter is contiguous. But it may be a view of any part.
+    # So `values` is a view of the parameter, and the parameter is contiguous. The following conditions compare the view
+    # with the columns in brackets.
     num_heads, num_columns = parameter.size()  # 7 columns
-    if num_heads != heads or values.shape[1] != heads:
-        return False  # all heads share the values, or they are of a part of the heads
+    has_all_heads = num_heads == heads and values.shape[1] == heads
+    # The view begins with the distance -1 of the first head.
     middle = num_columns // 2  # column 3 has distance 0
     first_column = middle - (length - 1)  # column 2 has distance -1
-    if values.storage_offset() - parameter.storage_offset() != first_column:
-        return False  # they begin in another column, or in another head than the first one
-    # The next head and the next distance have to be as far away as in the parameter, 7 places and 1 place. Without
-    # this, the values might be every second column.
+    begins_there = values.storage_offset() == parameter.storage_offset() + first_column
+    # From one head to the next it is a whole row of the parameter, 7 places. The next distance is in the next place.
     _, head_stride, _, distance_stride = values.stride()
-    return head_stride == num_columns and distance_stride == 1
+    has_same_strides = head_stride == num_columns and distance_stride == 1
+    return has_all_heads and begins_there and has_same_strides
 
 
 # ---- the weights of a mixture
@@ -727,19 +728,18 @@ def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> W
         return None  # it is no tensor (M, H)
     if not can_replace_views(tensor, weights):
         return None
-    # So all weights are views of this tensor, which is contiguous. A view of H numbers is a row if it begins where a
-    # row begins, and its numbers lie side by side.
+    # So all weights are views of this tensor, which is contiguous. But they may be other parts of it than its rows.
     begin_of_tensor = tensor.storage_offset()
     row_numbers: dict[str, int] = {}
     for summand, weight in weights_by_summand.items():
-        begin = weight.storage_offset() - begin_of_tensor  # for example 8
-        place_in_row = begin % heads  # 0
-        # How many places later the number of the next head is: 1 in a row, and 4 in a column.
-        _, next_head, _, _ = weight.stride()
-        if place_in_row != 0 or next_head != 1:
+        begin = weight.storage_offset() - begin_of_tensor  # for example place 8
+        begins_with_a_row = begin % heads == 0
+        # From one head to the next it is 1 place in a row. In a column, it would be 4 places.
+        _, head_stride, _, _ = weight.stride()
+        if not begins_with_a_row or head_stride != 1:
             return None
-        row_numbers[summand] = begin // heads  # 2
-    rows = WeightRows(**row_numbers)  # -1 for all other summands
+        row_numbers[summand] = begin // heads  # row 2
+    rows = WeightRows(**row_numbers)  # summands that are not in `row_numbers` get -1, for no weight
     return Weights(tensor, rows, num_rows=sizes[0])
 
 
