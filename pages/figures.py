@@ -409,7 +409,7 @@ def conversion_cost(conversion: str, updates: str, metric: str) -> str:
 
 
 def count_bugs() -> str:
-    """Returns how many bugs of fairseq the plugin works around. In a page: ``bugs``."""
+    """Returns how many bugs in fairseq the plugin works around. In a page: ``bugs``."""
     return str(len(load_repairs()))
 
 

@@ -1,4 +1,4 @@
-"""Renders the bugs of fairseq that the plugin works around, as its repairs describe them."""
+"""Renders the bugs in fairseq that the plugin works around, as its repairs describe them."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def load_repairs() -> dict[str, "Repair"]:
-    """Returns {name: workaround} for the bugs of fairseq that the plugin works around, sorted by name."""
+    """Returns {name: workaround} for the bugs in fairseq that the plugin works around, sorted by name."""
     # These modules import torch and fairseq, which takes seconds, and only two pages need them.
     from fairseq_synth import register
     from fairseq_synth.host.repairs import REPAIRS

@@ -1,4 +1,4 @@
-"""The workarounds for bugs of fairseq in fairseq_synth/host/, and the one-line errors in place of tracebacks."""
+"""The workarounds for bugs in fairseq in fairseq_synth/host/, and the one-line errors in place of tracebacks."""
 
 import argparse
 import errno

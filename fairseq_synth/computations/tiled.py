@@ -916,7 +916,7 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
     trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
     tiles = block.tiles()
     if len(tiles) == 1:
-        # Blocks of short sentences usually have a single tile, so that there is nothing to add up.
+        # This tile is the whole block, so that its gradients are those of the block. It is so for most short sentences.
         (only_tile,) = tiles
         recorded = record_weights(only_tile, block, normal, trained_fields=list(trained))
         return NormalFormGradients(
@@ -925,8 +925,8 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         )
     grad_value = torch.zeros_like(value)
     grad_normal = {field: zeros_for_sum(tensor) for field, tensor in trained.items()}
-    # The order of the tiles only decides how the sums are rounded. Reversing it would change the last digits of what a
-    # training with the same seed computes.
+    # In another order, the sums would be rounded in another way, and a training with the same seed would have another
+    # result.
     for tile in reversed(tiles):
         # The forward pass has not kept the weights of the tile, so they are computed again.
         recorded = record_weights(tile, block, normal, trained_fields=list(trained))
@@ -947,10 +947,10 @@ class RecordedWeights(NamedTuple):
 
 
 def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecordedWeights:
-    """Computes the attention weights of a tile again, for a gradient to be passed back from them to the normal form.
+    """Computes the attention weights of a tile again. Autograd records how they depend on the normal form.
 
-    Autograd records the computation for `differentiate_weights`. The record begins at *leaves*, which are the tile's
-    parts of the trained fields of the normal form. Gradients are passed back to the leaves, and no further.
+    The record begins at *leaves*, which are the tile's parts of the trained fields of the normal form. Later,
+    `differentiate_weights` passes gradients from the weights back to the leaves.
 
     Args:
         tile: Some rows of the block, and the columns that they see.
@@ -961,8 +961,8 @@ def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields:
     tile_normal = tile.cut_normal_form(normal)
     tile_tensors = tile_normal.tensors()
     leaves = {field: new_leaf(tile_tensors[field]) for field in trained_fields}
-    tile_normal = tile_normal._replace(**leaves)  # Each leaf replaces the tensor that it is a view of.
-    with torch.enable_grad():  # Without this, nothing would be recorded: in a backward pass, recording is off.
+    tile_normal = tile_normal._replace(**leaves)
+    with torch.enable_grad():  # In a backward pass, nothing is recorded without this.
         weights = tile_weights(tile_normal, tile, block)
     return RecordedWeights(weights, leaves)
 

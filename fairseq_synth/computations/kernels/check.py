@@ -352,9 +352,9 @@ class Definition:
 
     Attributes:
         copies: Copies of the tensors of the call, with all its sentences.
-        leaves: The tensors that these copies are, or are views of, by their names. Autograd computes their gradients.
-        value, key_padding_mask: Those of the sentences to compare.
-        logits: The logits S of these sentences, as the list of their terms.
+        leaves: {name: tensor}, the tensors that these copies are, or are views of. Autograd computes their gradients.
+        value, key_padding_mask: The values and the padding mask of the sentences to compare.
+        logits: The logits S of the sentences to compare, as the list of their terms.
         total_logits: The sum of these terms, one tensor (sentences or 1, H or 1, T or 1, T).
     """
 
@@ -454,14 +454,17 @@ class Definition:
         return weights * gradient_of_weights
 
     def measure_without_subtraction(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Returns {name of a leaf: the norm of its gradient, computed with G as the gradient of the logits}.
+        """Measures how large the gradients would be if nothing were subtracted from G.
 
-        The gradient of the logits is the difference ``G - P rowsum(G)``. All gradients that are computed from it have
-        rounding errors as large as if it were G. A leaf is a copy of a tensor of the call. If the logits do not depend
-        on it, the norm is 0. The values are such a leaf.
+        The gradient of the logits is the difference ``G - P rowsum(G)``. If it is small, all gradients computed from it
+        are small, too, but their rounding errors are those of G.
 
         Args:
             weighted_gradient: G, which `compute_weighted_gradient` returns.
+
+        Returns:
+            {name of a leaf: the norm that its gradient would have}. A leaf is a copy of a tensor of the call. The norm
+            is 0 if the logits do not depend on the leaf, for example for the values.
         """
         # A logit that several sentences, heads or rows share has the sum of their gradients.
         gradient_of_logits = weighted_gradient.sum_to_size(self.total_logits.size())

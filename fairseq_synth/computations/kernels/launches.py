@@ -90,15 +90,15 @@ class Layout(NamedTuple):
         The last row differs because other widths are padded to the next power of two, which takes registers.
         """
         summands = self.summands_with_tiles()
-        width = max(self.value_width, self.query_width, self.dense_width)
+        features = max(self.value_width, self.query_width, self.dense_width)
         # One branch for each row of the table, in its order.
-        if self.length <= 32 and width <= 64:
+        if self.length <= 32 and features <= 64:
             return len(summands) <= 3
         if self.length <= 32:
             return summands in (["product"], ["dense"], ["matrix"])
-        if self.length <= 64 and width in (16, 32, 64):
+        if self.length <= 64 and features in (16, 32, 64):
             return summands in (["product"], ["dense"], ["matrix"])
-        if self.length <= 64 and width <= 64:
+        if self.length <= 64 and features <= 64:
             return summands in (["product"], ["matrix"])
         return False
 
@@ -612,17 +612,18 @@ def plan_work(layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str]
         summands: The summands of the logits (`SUMMANDS`) for whose weights the kernel computes gradients.
     """
     groups = choose_groups(layout, tiles_per_head, shared_tensors, summands)  # 3 groups in the example
-    # The gradient of a shared tensor has many numbers, and each tile has some of them. So the programs of a group, such
-    # as 0 and 1, write one sum together, and there are 3 sums.
+    # Gradients of shared tensors. Such a gradient has many numbers, and each tile has some of them. So the programs of
+    # a group, such as 0 and 1, write one sum together. There are 3 sums, one for each group.
     sum_sizes = measure_sums(layout, shared_tensors)  # {tensor: how many numbers a sum has}
     memory_of_sums = measure_memory_of_groups(sum_sizes, groups.num_groups)
-    # The gradient of a weight is one number in each head. Every program writes a part of it, and there are 6 parts.
+    # Gradients of weights. Such a gradient is a single number in each head. Every program writes a part of this number.
+    # There are 6 parts, one for each program.
     programs_per_head = groups.num_groups * tiles_per_head  # 3 * 2
     memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
     return Work(
         groups=groups,
         tiles_per_head=tiles_per_head,
-        numbers_per_group=sum(sum_sizes.values()),  # so far it is from the sums of a group to those of the next one
+        numbers_per_group=sum(sum_sizes.values()),
         memory={**memory_of_sums, **memory_of_parts},
     )
 

@@ -71,8 +71,9 @@ def find_summands(logits: Logits, value: Tensor) -> Summands:
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
     """Returns the terms of the logits S, each in the list of the summand that it is.
 
-    The kernels compute S as a sum of five summands (see `arguments`). A term that is none of them is in ``others``.
-    This depends on which tensors of the term all sentences of the batch share: those whose first size is 1, and not B.
+    The kernels compute S as a sum of five summands (see `arguments`). A term that is none of them is in ``others``. To
+    find the summand of a term, one has to know which of its tensors are shared by all sentences of the batch. Their
+    first dimension has the size 1, and not B.
 
     Args:
         logits: S.
@@ -82,7 +83,7 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
     summands = Summands()
     summands.outer.extend(logits.outers)
     summands.matrix.extend(logits.diagonals)  # all sentences share them
-    if bsz == 1:
+    if bsz == 1:  # then this size tells nothing
         append_products_of_one_sentence(summands, logits.products)
     else:
         append_products(summands, logits.products)
@@ -384,31 +385,23 @@ def can_multiply_all_rows(left: SharedTensor, right: SharedTensor, scale: float)
 def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
     """Returns whether the kernels may read the tensor `base` in place of tensors that may be views of it.
 
-    The kernels then give a gradient to `base`, but none to the views. This is right for a view such as ``base[:, :5]``:
-    it shows numbers of `base`, and autograd only hands its gradient on to `base`. All other views are refused. They are
-    copied, which is always right.
+    The kernels then give a gradient to `base`, but none to the views. This is right for a view such as ``base[:, :5]``,
+    which has numbers of `base` and only passes its gradient on to `base`. Which numbers they are is for the caller to
+    find out.
     """
     if not base.is_contiguous():
         return False  # the kernels compute addresses from sizes, and know no strides
     dtype = base.dtype
     requires_grad = base.requires_grad
     for view in views:
-        # The view has to show numbers of `base`. ``base.view(torch.int16)`` is a view of `base`, too, but shows others.
         if view._base is not base or view.dtype != dtype:
-            return False
-        if not requires_grad:
-            # The kernels give no gradient. So the view may not need one, as ``base.detach().requires_grad_()`` does.
-            if view.requires_grad:
-                return False
-            continue
-        # The gradient of the view has to go to `base`. If the view is a leaf, it does not: ``base.detach()`` has no
-        # gradient, and ``base.detach().requires_grad_()`` keeps its gradient for itself.
-        if view.is_leaf:
-            return False
-        # Nobody may ask for the gradient of the view, because there is none any more: neither a hook, as of
-        # ``view.register_hook(...)``, nor ``view.retain_grad()``.
+            return False  # the view has other numbers, as ``base.view(torch.int16)`` has
+        if view.requires_grad != requires_grad:
+            return False  # one of the two has no gradient, as ``base.detach()``
+        if requires_grad and view.is_leaf:
+            return False  # the view keeps its gradient for itself, as ``base.detach().requires_grad_()``
         if view._backward_hooks or view.retains_grad:
-            return False
+            return False  # the user reads the gradient of the view, by ``register_hook`` or ``retain_grad``
     return True
 
 
@@ -614,7 +607,7 @@ def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
         length: T.
     """
     parameter = values._base  # torch's name for the tensor that they are a view of; None if they are no view
-    if parameter is not None and are_middle(values, parameter, heads, length):
+    if parameter is not None and are_middle_columns(values, parameter, heads, length):
         by_distance = parameter
     else:
         values_of_heads = values[0, :, 0]  # (H or 1, 2 T - 1), of the only sentence and row
@@ -622,7 +615,7 @@ def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
     return SharedTensor(by_distance, rows=1, columns=by_distance.shape[1], is_by_distance=True)
 
 
-def are_middle(values: Tensor, parameter: Tensor, heads: int, length: int) -> bool:
+def are_middle_columns(values: Tensor, parameter: Tensor, heads: int, length: int) -> bool:
     """Returns whether a parameter (H, columns) can be read in place of values by distance: they are its middle columns.
 
     For example, a parameter has 7 columns, for the distances from -3 to 3. The values of a sentence of T = 2 tokens
