@@ -855,10 +855,10 @@ class RecordedNormalForm(NamedTuple):
 
 
 def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Sequence[TensorName]) -> RecordedNormalForm:
-    """Computes the normal form of a block again, for a gradient to be passed back from it to the trained tensors.
+    """Computes the normal form of a block again. Autograd records how it depends on the trained tensors of the terms.
 
-    Autograd records the computation for `differentiate_normal_form`. The record begins at the block's part of each
-    trained tensor. This part is made a *leaf* of autograd, where gradients stop that are passed back.
+    The record begins at *leaves*, which are the block's parts of the trained tensors. Later,
+    `differentiate_normal_form` passes gradients from the normal form back to the leaves.
 
     Args:
         block: Some sentences and heads of the batch.
@@ -868,8 +868,8 @@ def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Seque
     block_terms = block.cut_terms(terms)
     block_tensors = collect_tensors(block_terms)
     leaves = {name: new_leaf(block_tensors[name]) for name in trained_names}
-    block_terms = insert_tensors(block_terms, leaves)  # Each leaf replaces the tensor that it is a view of.
-    with torch.enable_grad():  # Without this, nothing would be recorded: in a backward pass, recording is off.
+    block_terms = insert_tensors(block_terms, leaves)
+    with torch.enable_grad():  # In a backward pass, nothing is recorded without this.
         normal = block.normal_form(block_terms)
     return RecordedNormalForm(normal, leaves)
 

@@ -438,7 +438,7 @@ def plan_backward_rows(layout: Layout, work: "Work") -> Launch:
     from .triton_attention import backward_rows
 
     tile = Tile.for_kernel("rows", layout)
-    num_programs = layout.num_heads * work.programs_per_head()  # for each head of each sentence, one for each tile
+    num_programs = layout.num_heads * work.programs_per_head()  # each head has a program for each tile of each sentence
     return Launch(
         kernel=backward_rows,
         grid=(num_programs,),

@@ -342,11 +342,12 @@ def add_up(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> 
 
 
 def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
-    """Returns the matrix ``scale * R1 R2^T``, which the kernels multiply by the weight of the term.
+    """Returns a matrix that begins with ``scale * R1 R2^T`` in each head. The kernels multiply it by the term's weight.
 
     R1 and R2 are usually the first rows of parameters, for example 10 of 256 rows for a sentence of 10 tokens. If
     possible, all rows of the parameters are multiplied, and the kernels read the first 10 rows and columns of the
-    result. This is faster, because neither the parameters nor their gradients have to be sliced.
+    result. This is faster, because neither the parameters nor their gradients have to be sliced. Otherwise, R1 and R2
+    are multiplied as they are.
 
     Args:
         term: The product of R1 (the query) and R2 (the key), (1, H or 1, length, k) each.
@@ -356,22 +357,18 @@ def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
     # The parameters (H, 256, k) that R1 and R2 are the first rows of; or copies (H, 10, k) if there are none.
     left = find_rows_or_copy(term.query, heads)
     right = find_rows_or_copy(term.key, heads)
-    if can_multiply_all_rows(left, right, term.scale):
-        # The scale is 1 here (`can_multiply_all_rows`).
+    has_scale = term.scale != 1.0  # bmm has none
+    if not has_scale and can_multiply_all_rows(left, right):
         matrix = torch.bmm(left.tensor, right.tensor.transpose(1, 2))  # (H, 256, 256)
         return SharedTensor(matrix, rows=left.rows, columns=right.rows)
-    # Otherwise the product is computed as the term has it: of R1 and R2, (H, 10, k) each, with its scale. The weight is
-    # left out, because the kernels would multiply by it a second time.
-    term_without_weight = term.with_weight(None)
+    term_without_weight = term.with_weight(None)  # or the weight would be multiplied twice, here and by the kernels
     return add_up([term_without_weight], heads, length)  # (H, 10, 10)
 
 
-def can_multiply_all_rows(left: SharedTensor, right: SharedTensor, scale: float) -> bool:
+def can_multiply_all_rows(left: SharedTensor, right: SharedTensor) -> bool:
     """Returns whether a single `torch.bmm` computes the product of all rows of two tensors, without taking long."""
     if left.rows > MAX_ROWS_UNSLICED or right.rows > MAX_ROWS_UNSLICED:
         return False  # most of the product may be for nothing
-    if scale != 1.0:
-        return False  # bmm has no scale
     # bmm takes tensors (H, rows, k). A parameter with a single row for each head may be (H, k).
     return left.tensor.dim() == 3 and right.tensor.dim() == 3
 

@@ -82,7 +82,7 @@ def explain_refusal(error: Exception) -> str:
 @repair(
     "load_checkpoint",
     Trainer,
-    symptom="If the file of `--restore-file` does not exist, the model is trained from scratch without a warning",
+    symptom="If the file named by `--restore-file` does not exist, the model is trained from scratch without a warning",
     versions="all versions",
 )
 def check_restored_checkpoint(
