@@ -224,7 +224,7 @@ class SyntheticAttention(nn.Module):
         q = self.split_heads(q_proj(x))
         k = self.split_heads(k_proj(x))
         v = self.split_heads(v_proj(x))
-        return Projections(q=q, k=k, v=v)
+        return Projections(q, k, v)
 
     def project_at_once(self, x: Tensor, joined: LinearWeights) -> Projections:
         """Returns queries, keys and values, computed by one matrix product in place of three.
@@ -242,7 +242,7 @@ class SyntheticAttention(nn.Module):
         by_head = features.view(tgt_len, bsz, sum(heads_of_q_k_v), self.head_dim)
         q, k, v = by_head.split_with_sizes(heads_of_q_k_v, dim=2)  # (T, B, heads, d_h) each
         # (T, B, heads, d_h) -> (B, heads, T, d_h)
-        return Projections(q=q.permute(1, 2, 0, 3), k=k.permute(1, 2, 0, 3), v=v.permute(1, 2, 0, 3))
+        return Projections(q.permute(1, 2, 0, 3), k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3))
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Returns projected tokens (T, B, heads d_h) as (B, heads, T, d_h), without a copy."""

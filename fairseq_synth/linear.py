@@ -47,48 +47,51 @@ class LinearWeights(NamedTuple):
 def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
     """Returns the weight and bias of a linear layer, with which ``F.linear`` computes the same as a call of the layer.
 
-    Returns None if the layer has to be called itself, because `is_plain_linear` is false.
+    Returns None if the layer has to be called itself: if it has hooks, which quantization noise adds, or if its
+    ``forward`` has been replaced; and if it is a subclass of `nn.Linear`, a layer without a bias, or a sharded layer,
+    which has no parameters of its own.
     """
-    if not is_plain_linear(layer):
+    if type(layer) is not nn.Linear or "forward" in layer.__dict__ or has_hooks(layer):
         return None
     # Reading the dictionary of parameters is several times as fast as reading the attributes `layer.weight` and
     # `layer.bias`.
     parameters: dict[str, Any] = layer._parameters
-    return LinearWeights(parameters["weight"], parameters["bias"])
+    weight = parameters.get("weight")
+    bias = parameters.get("bias")
+    if weight is None or bias is None:
+        return None
+    return LinearWeights(weight, bias)
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Returns whether a module is an `nn.Linear` that need not be called itself; see `read_linear_weights`."""
+    return read_linear_weights(layer) is not None
 
 
 def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
     """Returns the weight and bias of one linear layer whose output is the outputs of all `layers` side by side.
 
-    Returns None if `is_plain_linear` is false for one of the layers.
+    Returns None if one of the layers has to be called itself; see `read_linear_weights`.
     """
     weights = []
     biases = []
     for layer in layers:
-        if not is_plain_linear(layer):
+        parameters = read_linear_weights(layer)
+        if parameters is None:
             return None
-        parameters: dict[str, Any] = layer._parameters
-        weights.append(parameters["weight"])
-        biases.append(parameters["bias"])
+        weights.append(parameters.weight)
+        biases.append(parameters.bias)
     return LinearWeights(torch.cat(weights), torch.cat(biases))
-
-
-def is_plain_linear(layer: nn.Module) -> bool:
-    """Returns whether a module is an `nn.Linear` that can be computed by ``F.linear`` with its weight and bias.
-
-    It cannot if it has hooks, which quantization noise adds, or if its ``forward`` has been replaced. Neither can a
-    subclass of `nn.Linear`, a layer without a bias, nor a sharded layer, which has no parameters of its own.
-    """
-    if type(layer) is not nn.Linear or "forward" in layer.__dict__ or has_hooks(layer):
-        return False
-    parameters: dict[str, Any] = layer._parameters
-    return parameters.get("weight") is not None and parameters.get("bias") is not None
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Returns whether calling the module does more than calling its ``forward``."""
+    attributes = module.__dict__  # This is faster than to read the attributes one by one.
     return bool(
-        module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+        attributes["_forward_pre_hooks"]
+        or attributes["_forward_hooks"]
+        or attributes["_backward_pre_hooks"]
+        or attributes["_backward_hooks"]
     )
 
 
@@ -99,6 +102,14 @@ def read_module(module: nn.Module, name: str) -> Any:
     places first, which takes as long as a view of a tensor.
     """
     return module._modules[name]
+
+
+def read_parameter(module: nn.Module, name: str) -> Any:
+    """Returns a parameter of a module, as ``getattr(module, name)`` does, but faster; see `read_module`."""
+    parameter = module._parameters.get(name)
+    if parameter is None:  # There is none, or sharding has replaced it by a tensor.
+        return getattr(module, name)
+    return parameter
 
 
 class LightModule(nn.Module):

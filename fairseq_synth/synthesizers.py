@@ -28,7 +28,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .errors import SynthesizerError
-from .linear import LightModule, by_head, by_sentence, per_head_linear, read_module
+from .linear import LightModule, by_head, by_sentence, per_head_linear, read_module, read_parameter
 from .logits import Bias, Diagonals, Logits, Outer, Product, Term
 from .positions import Inputs, take_column_bias, take_columns, take_distances, take_rows, take_window
 
@@ -437,7 +437,7 @@ class Mixture(LayerSynthesizer):
 
     def weights(self) -> Tensor | None:
         """Returns the weight of each function in each head, (M, H), or None if all weights are 1."""
-        alpha = self.alpha
+        alpha: Tensor | None = read_parameter(self, "alpha")
         if alpha is None:
             return None
         return torch.softmax(alpha, dim=0)

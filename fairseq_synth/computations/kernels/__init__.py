@@ -109,11 +109,12 @@ def refuse_summands(summands: Summands, value: Tensor) -> str:
     max_width = MAX_HEAD_DIM
     if num_terms_with_tiles > 2:
         max_width = MAX_HEAD_DIM_OF_MIXTURES
-    # The width of a head is that of its values, queries and keys.
-    widths = [value.shape[3]]
+    # The width of a head is that of its values, and of its queries and keys.
+    is_too_wide = value.shape[3] > max_width
     for product in products:
-        widths.append(product.query.shape[3])
-    if max(widths) > max_width:
+        if product.query.shape[3] > max_width:
+            is_too_wide = True
+    if is_too_wide:
         return f"heads are wider than {max_width}"
     return ""
 
@@ -352,14 +353,14 @@ def allocate_gradients(plan: Plan, inputs: CallTensors) -> CallTensors:
 
 def allocate_sums(plan: Plan, out_gradient: Tensor) -> PartialSums:
     """Returns memory in fp32 for the partial sums of a backward pass, on the device of the output's gradient."""
-    sizes = plan.launches.memory
-    if not sizes:
+    sizes_of_pieces = list(plan.launches.memory.values())
+    if not sizes_of_pieces:
         return PartialSums()
     # A single allocation is divided. The kernels rely on tensors that lie one behind the other, and would write into
     # foreign memory if each had an allocation of its own (`launches.measure_memory_of_groups`).
-    memory = out_gradient.new_empty(sum(sizes.values()), dtype=torch.float32)
-    pieces = memory.split_with_sizes(list(sizes.values()))  # `split` would be much slower
-    piece_of_name = dict(zip(sizes, pieces))
+    memory = out_gradient.new_empty(sum(sizes_of_pieces), dtype=torch.float32)
+    pieces = memory.split_with_sizes(sizes_of_pieces)  # `split` would be much slower
+    piece_of_name = dict(zip(plan.launches.memory, pieces))
     return PartialSums(**piece_of_name)
 
 

@@ -271,7 +271,8 @@ def pack_projections(products: list[Product], value: Tensor) -> PackedProjection
         return PackedProjections(packed, query_width=0, scale=1.0)
     (product,) = products
     packed = pack([product.query, product.key], value)
-    return PackedProjections(packed, query_width=product.query.shape[3], scale=product.scale)
+    query_width = product.query.shape[3]
+    return PackedProjections(packed, query_width, product.scale)
 
 
 def read_dense_product(product: Product, value: Tensor) -> DenseProduct:
