@@ -47,41 +47,42 @@ class LinearWeights(NamedTuple):
 def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
     """Returns the weight and bias of a linear layer, with which ``F.linear`` computes the same as a call of the layer.
 
-    Returns None if the layer has to be called itself: if it has hooks, which quantization noise adds, or if its
-    ``forward`` has been replaced; and if it is a subclass of `nn.Linear`, a layer without a bias, or a sharded layer,
-    which has no parameters of its own.
+    Returns None if the layer has to be called itself, because `is_plain_linear` is false.
     """
-    if type(layer) is not nn.Linear or "forward" in layer.__dict__ or has_hooks(layer):
+    if not is_plain_linear(layer):
         return None
     # Reading the dictionary of parameters is several times as fast as reading the attributes `layer.weight` and
     # `layer.bias`.
     parameters: dict[str, Any] = layer._parameters
-    weight = parameters.get("weight")
-    bias = parameters.get("bias")
-    if weight is None or bias is None:
-        return None
-    return LinearWeights(weight, bias)
-
-
-def is_plain_linear(layer: nn.Module) -> bool:
-    """Returns whether a module is an `nn.Linear` that need not be called itself; see `read_linear_weights`."""
-    return read_linear_weights(layer) is not None
+    return LinearWeights(parameters["weight"], parameters["bias"])
 
 
 def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
     """Returns the weight and bias of one linear layer whose output is the outputs of all `layers` side by side.
 
-    Returns None if one of the layers has to be called itself; see `read_linear_weights`.
+    Returns None if `is_plain_linear` is false for one of the layers.
     """
     weights = []
     biases = []
     for layer in layers:
-        parameters = read_linear_weights(layer)
-        if parameters is None:
+        if not is_plain_linear(layer):
             return None
-        weights.append(parameters.weight)
-        biases.append(parameters.bias)
+        parameters: dict[str, Any] = layer._parameters
+        weights.append(parameters["weight"])
+        biases.append(parameters["bias"])
     return LinearWeights(torch.cat(weights), torch.cat(biases))
+
+
+def is_plain_linear(layer: nn.Module) -> bool:
+    """Returns whether a module is an `nn.Linear` that can be computed by ``F.linear`` with its weight and bias.
+
+    It cannot if it has hooks, which quantization noise adds, or if its ``forward`` has been replaced. Neither can a
+    subclass of `nn.Linear`, a layer without a bias, nor a sharded layer, which has no parameters of its own.
+    """
+    if type(layer) is not nn.Linear or "forward" in layer.__dict__ or has_hooks(layer):
+        return False
+    parameters: dict[str, Any] = layer._parameters
+    return parameters.get("weight") is not None and parameters.get("bias") is not None
 
 
 def has_hooks(module: nn.Module) -> bool:
