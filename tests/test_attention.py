@@ -147,16 +147,16 @@ def test_a_projection_of_another_kind_is_called(is_doubled, module_with_queries)
     assert torch.equal(keys, module.split_heads(module.k_proj(x)))
 
 
-def test_projections_whose_weights_are_no_parameters():
+def test_weights_that_are_no_parameters():
     """In sharded layers, weights are views of one flat parameter."""
     module = make_attention("random+vanilla").train()
     x = torch.randn(5, 3, 6)
     expected, _ = module(x)
-    for projection in (module.q_proj, module.k_proj, module.v_proj):
-        for name in ("weight", "bias"):
-            parameter = getattr(projection, name)
-            delattr(projection, name)
-            setattr(projection, name, parameter.view_as(parameter))
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            delattr(part, name)
+            setattr(part, name, parameter.view_as(parameter))
+    assert not list(module.parameters())
     out, _ = module(x)
     torch.testing.assert_close(out, expected)
 
