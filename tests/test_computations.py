@@ -1,5 +1,6 @@
 """Every computation of the attention equals the plain one: value and gradients, any type, mask and length."""
 
+import weakref
 from typing import NamedTuple
 from unittest import mock
 
@@ -656,6 +657,28 @@ def test_an_error_in_a_thread_reaches_the_caller(restore_threads):
     with pytest.raises(ValueError, match="item 1"):
         list(compute_in_threads(fail, [1, 2, 3]))
     assert torch.get_num_threads() == 2
+
+
+def test_the_gradients_of_a_block_are_freed_before_those_of_the_next_are_computed(monkeypatch, restore_threads):
+    """With one thread, only one block at a time needs memory."""
+    torch.set_num_threads(1)
+    original_differentiate = tiled.differentiate_block
+    blocks = []  # the blocks so far
+    references = []  # to the tensors of their gradients
+
+    def differentiate_block(block, **kwargs):
+        """Takes the place of `tiled.differentiate_block`: checks that no earlier gradients exist any more."""
+        blocks.append(block)
+        assert all(reference() is None for reference in references)
+        gradients = original_differentiate(block, **kwargs)
+        for tensor in (gradients.value, *gradients.tensors.values()):
+            references.append(weakref.ref(tensor))
+        return gradients
+
+    monkeypatch.setattr(tiled, "differentiate_block", differentiate_block)
+    module = make_attention("random+vanilla")
+    run_attention(module, torch.randn(9, 6, 6), torch.randn(9, 6, 6), monkeypatch, attend=tiled.compute)
+    assert len(blocks) > 1
 
 
 @pytest.mark.parametrize("place", ["on the left", "within", "a whole sentence"])

@@ -45,6 +45,7 @@ def compute_in_this_thread(function: Callable[[Item], Result], items: Sequence[I
         with torch.autocast("cpu", enabled=False):
             result = function(item)
         yield item, result
+        del result  # It would need memory while the next result is computed.
 
 
 def compute_in_pool(

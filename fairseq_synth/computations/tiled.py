@@ -778,9 +778,10 @@ def differentiate_blocks(
         # Each of the values is in one block only, which has its whole gradient.
         block.write(grad_value, block_gradients.value)
         # A tensor of a term, such as a bias for all sentences, may be in several blocks, whose gradients add up.
-        for name, block_grad in block_gradients.tensors.items():
+        for name in trained_names:
             part_of_sum = block.cut(grad_sums[name], name.field)  # a view: adding to it changes the sum
-            part_of_sum.add_(block_grad)
+            part_of_sum.add_(block_gradients.tensors[name])
+        del block_gradients  # They would need memory while those of the next block are computed.
 
     # Autograd wants the gradient of a tensor in the tensor's type.
     grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
