@@ -122,8 +122,8 @@ def append_products_of_one_sentence(summands: Summands, products: Sequence[Produ
     """
     remaining = list(products)
     if remaining:
-        # The last function of a mixture is ``vanilla``. Only the summand ``product`` reads its queries and keys, which
-        # are parts of a projection, without a copy.
+        # If a mixture has ``vanilla``, its product is the last one. Only the summand ``product`` reads its queries and
+        # keys, which are parts of a projection, without a copy.
         last_product = remaining.pop()
         summands.product.append(last_product)
     if remaining:
