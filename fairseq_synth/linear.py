@@ -51,8 +51,7 @@ def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
     """
     if not is_plain_linear(layer):
         return None
-    # Reading the dictionary of parameters is several times as fast as reading the attributes `layer.weight` and
-    # `layer.bias`.
+    # This is faster than `layer.weight` and `layer.bias`; see `read_module`.
     parameters: dict[str, Any] = layer._parameters
     return LinearWeights(parameters["weight"], parameters["bias"])
 

@@ -75,9 +75,9 @@ case $(version "$python") in
         ;;
 esac
 # Imports the packages once, which shows that the installation works. Python compiles the imported modules and writes
-# the result to .venv, so that later commands start faster. PYTHONDONTWRITEBYTECODE would prevent this. The
-# import hides a warning about odd comparisons in fairseq and the advice to install tensorboardX, because both are
-# harmless and could worry a newcomer.
+# the result to .venv, so that later commands start faster. PYTHONDONTWRITEBYTECODE would prevent this. The import hides
+# a warning about odd comparisons in fairseq and the advice to install tensorboardX, because both are harmless and could
+# worry a newcomer.
 first_import='
 import logging
 

@@ -659,8 +659,8 @@ def test_an_error_in_a_thread_reaches_the_caller(restore_threads):
     assert torch.get_num_threads() == 2
 
 
-def test_the_gradients_of_a_block_are_freed_before_those_of_the_next_are_computed(monkeypatch, restore_threads):
-    """With one thread, only one block at a time needs memory."""
+def test_the_results_of_a_block_are_freed_before_those_of_the_next_are_computed(monkeypatch, restore_threads):
+    """With one thread, only one block at a time needs memory, for its output or for its gradients."""
     torch.set_num_threads(1)
     original_differentiate = tiled.differentiate_block
     blocks = []  # the blocks so far
@@ -675,7 +675,18 @@ def test_the_gradients_of_a_block_are_freed_before_those_of_the_next_are_compute
             references.append(weakref.ref(tensor))
         return gradients
 
+    original_compute = tiled.compute_block
+    references_to_outputs = []
+
+    def compute_block(*args, **kwargs):
+        """Takes the place of `tiled.compute_block`: checks that no earlier outputs exist any more."""
+        assert all(reference() is None for reference in references_to_outputs)
+        out = original_compute(*args, **kwargs)
+        references_to_outputs.append(weakref.ref(out))
+        return out
+
     monkeypatch.setattr(tiled, "differentiate_block", differentiate_block)
+    monkeypatch.setattr(tiled, "compute_block", compute_block)
     module = make_attention("random+vanilla")
     run_attention(module, torch.randn(9, 6, 6), torch.randn(9, 6, 6), monkeypatch, attend=tiled.compute)
     assert len(blocks) > 1

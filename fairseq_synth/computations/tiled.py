@@ -577,6 +577,7 @@ class TiledAttention(torch.autograd.Function):
         compute = functools.partial(compute_block, terms=terms, value=value)  # It runs in several threads.
         for block, block_out in compute_in_threads(compute, plan.blocks):
             block.write(out, block_out)
+            del block_out  # It would need memory while that of the next block is computed.
         return out
 
     @staticmethod

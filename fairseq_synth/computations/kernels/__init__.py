@@ -110,11 +110,10 @@ def refuse_summands(summands: Summands, value: Tensor) -> str:
     if num_terms_with_tiles > 2:
         max_width = MAX_HEAD_DIM_OF_MIXTURES
     # The width of a head is that of its values, and of its queries and keys.
-    is_too_wide = value.shape[3] > max_width
+    widths = [value.shape[3]]
     for product in products:
-        if product.query.shape[3] > max_width:
-            is_too_wide = True
-    if is_too_wide:
+        widths.append(product.query.shape[3])
+    if max(widths) > max_width:
         return f"heads are wider than {max_width}"
     return ""
 

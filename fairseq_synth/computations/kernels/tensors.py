@@ -83,7 +83,7 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
     summands = Summands()
     summands.outer.extend(logits.outers)
     summands.matrix.extend(logits.diagonals)  # all sentences share them
-    if bsz == 1:  # then this size tells nothing
+    if bsz == 1:  # this size is always 1 then, and tells nothing
         append_products_of_one_sentence(summands, logits.products)
     else:
         append_products(summands, logits.products)
@@ -596,8 +596,8 @@ def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
     """Returns values by distance as the kernels read them: a row for each head, whose middle is for distance 0.
 
     The values are usually the middle of each row of a parameter. For example, the parameter has the distances from -255
-    to 255, and a sentence of T = 5 tokens has those from -4 to 4. Then the parameter is returned, because the kernels
-    read only as many values on both sides of the middle as the sentence needs. Otherwise the values are copied.
+    to 255, and a sentence of T = 5 tokens has those from -4 to 4. The kernels read only as many values on both
+    sides of the middle as the sentence needs. So the parameter is returned. All other values are copied.
 
     Args:
         values: A value for each distance from -(T - 1) to T - 1, (1, H or 1, 1, 2 T - 1).
