@@ -194,7 +194,7 @@ class Launch:
         number_names = [name for name in kernel.arg_names if name in numbers]  # ["T", "B"], in the kernel's order
         assert kernel.arg_names == tensor_names + number_names, "the tensors of a kernel have to be its first arguments"
         self.numbers = {name: numbers[name] for name in number_names}  # {"T": 2, "B": 3}
-        # `read_tensors` returns the kernel's tensors from a `PassTensors` x, ``(x.out, x.lse)``. A loop would be slower.
+        # `read_tensors` takes the kernel's tensors from a `PassTensors`: ``(x.out, x.lse)``. A loop would be slower.
         assert len(tensor_names) > 1, "an attrgetter of a single name returns no tuple"
         self.read_tensors: Callable[[PassTensors], tuple[Any, ...]] = attrgetter(*tensor_names)
         self.compiled: Callable[..., None] | None = None  # until `compile` is called
