@@ -692,6 +692,19 @@ def test_the_results_of_a_block_are_freed_before_those_of_the_next_are_computed(
     assert len(blocks) > 1
 
 
+def test_tiles_refuse_a_second_derivative():
+    """A gradient that is to be differentiated again is right itself. Its derivative is an error, and not silently 0."""
+    R = torch.randn(1, 2, 9, 9, requires_grad=True)
+    value = torch.randn(3, 2, 9, 4)
+    out = tiled.compute(Logits([Bias(R)]), value, None, None)
+    loss = out.square().sum()
+    (expected,) = torch.autograd.grad(loss, R, retain_graph=True)
+    (gradient,) = torch.autograd.grad(loss, R, create_graph=True)
+    assert torch.equal(gradient, expected)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
 @pytest.mark.parametrize("place", ["on the left", "within", "a whole sentence"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_padding_in_any_place_equals_the_plain_computation(spec, place, monkeypatch):

@@ -682,3 +682,17 @@ def test_queries_of_one_sentence_or_head_are_copied_for_all():
         packed_query = tensors.pack([shared_query, key], value)[:, :, :8]
         query_by_head = packed_query.unflatten(-1, (2, 4)).permute(1, 2, 0, 3)
         torch.testing.assert_close(query_by_head, shared_query.expand(3, 2, 5, 4))
+
+
+@interpreted
+def test_kernels_refuse_a_second_derivative(is_short):
+    """A gradient that is to be differentiated again is right itself. Its derivative is an error, and not silently 0."""
+    R = torch.randn(2, 7, 7, requires_grad=True)
+    value = torch.randn(3, 2, 5, 8)
+    out = attend_by_kernels([Bias(take_window(R, make_inputs(5)))], value)
+    loss = out.square().sum()
+    (expected,) = torch.autograd.grad(loss, R, retain_graph=True)
+    (gradient,) = torch.autograd.grad(loss, R, create_graph=True)
+    assert torch.equal(gradient, expected)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()

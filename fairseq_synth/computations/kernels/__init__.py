@@ -395,11 +395,10 @@ class KernelAttention(torch.autograd.Function):
         ctx.save_for_backward(saved_out, lse, seed, *inputs)  # `backward` takes them in this order
         # torch makes the GPU of the tensors the current one before the backward pass, but not before this pass.
         with torch.cuda.device_of(out):
-            run(plan.launches.forward, PassTensors(call_tensors, out=out, seed=seed, lse=lse))  # fills `out` and `lse`
+            run(plan.launches.forward, PassTensors(call_tensors, out, seed, lse))  # fills `out` and `lse`
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of the arguments of ``forward(ctx, plan, seed, *inputs)``, without `ctx`.
 
@@ -407,23 +406,36 @@ class KernelAttention(torch.autograd.Function):
             ctx: Autograd's record of the call, with the tensors that `forward` has saved.
             out_gradient: The gradient of the output, (T B, C).
         """
-        # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
-        out, lse, seed, *inputs = align_memory(ctx.saved_tensors)  # in the order in which `forward` has saved them
-        gradients = compute_gradients(
-            ctx.plan,
-            CallTensors(*inputs),
-            seed=seed,
-            out=out,
-            lse=lse,
-            out_gradient=copy_unless_aligned(out_gradient.contiguous()),
-        )
-        # One gradient for each argument of `forward`. The inputs were the fields of a `CallTensors`, as these are.
-        gradient_of_plan = None
-        gradient_of_seed = None
-        return (gradient_of_plan, gradient_of_seed, *gradients)
+        is_recorded_by_autograd = torch.is_grad_enabled()  # with ``create_graph=True``, for second derivatives
+        if is_recorded_by_autograd:
+            return compute_gradients_once(ctx, out_gradient)
+        return compute_gradients(ctx, out_gradient)
 
 
-def compute_gradients(
+def compute_gradients(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Returns what `KernelAttention.backward` does, if autograd does not record the backward pass."""
+    # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
+    out, lse, seed, *inputs = align_memory(ctx.saved_tensors)  # in the order in which `forward` has saved them
+    gradients = launch_backward(
+        ctx.plan,
+        CallTensors(*inputs),
+        seed=seed,
+        out=out,
+        lse=lse,
+        out_gradient=copy_unless_aligned(out_gradient.contiguous()),
+    )
+    # One gradient for each argument of `forward`. The inputs were the fields of a `CallTensors`, as these are.
+    gradient_of_plan = None
+    gradient_of_seed = None
+    return (gradient_of_plan, gradient_of_seed, *gradients)
+
+
+# The same if autograd records the backward pass. It cannot see what the kernels compute. Therefore, it gets results
+# that raise an error when they are differentiated. All other calls leave this out, as it takes as long as two launches.
+compute_gradients_once = once_differentiable(compute_gradients)
+
+
+def launch_backward(
     plan: Plan,
     call_tensors: CallTensors,
     seed: Tensor | None,
@@ -443,15 +455,7 @@ def compute_gradients(
     # The kernels write these two. So far, they are memory without contents.
     gradients = allocate_gradients(plan, call_tensors)
     partial_sums = allocate_sums(plan, out_gradient)  # gradients of groups of sentences, which the last kernel adds up
-    arguments = PassTensors(
-        call_tensors,
-        out=out,
-        seed=seed,
-        lse=lse,
-        out_gradient=out_gradient,
-        gradients=gradients,
-        sums=partial_sums,
-    )
+    arguments = PassTensors(call_tensors, out, seed, lse, out_gradient, gradients, partial_sums)
     # Each launch fills some of `gradients` and `partial_sums` in place. The order matters: kernels read partial sums
     # that the launches before them have written.
     for launch in plan.launches.backward:

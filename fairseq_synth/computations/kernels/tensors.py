@@ -209,7 +209,10 @@ def prepare_call(
     hidden = None
     if key_padding_mask is not None:
         hidden = in_type(key_padding_mask, torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
-    tensors = CallTensors(
+    # ``CallTensors(...)`` and ``Layout(...)`` would do, but take longer than a view of a tensor: if a class is called,
+    # Python first writes the keywords into a dictionary.
+    tensors = CallTensors.__new__(
+        CallTensors,
         packed=projections.packed,
         dense_query=dense.query,
         dense_key=dense.key,
@@ -232,7 +235,8 @@ def prepare_call(
             are_aligned = False
     if not are_aligned:
         tensors = CallTensors(*align_memory(tensors))
-    layout = Layout(
+    layout = Layout.__new__(
+        Layout,
         device=value.device,
         dtypes=CallTensors(**dtypes),
         wanted=tuple(wanted),
@@ -394,10 +398,12 @@ def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
     for view in views:
         if view._base is not base or view.dtype != dtype:
             return False  # the view has other numbers, as ``base.view(torch.int16)`` has
-        if view.requires_grad != requires_grad:
-            return False  # one of the two has no gradient, as ``base.detach()``
         if requires_grad and view.is_leaf:
-            return False  # the view keeps its gradient for itself, as ``base.detach().requires_grad_()``
+            # A leaf passes no gradient on to the base. Either it keeps its gradient for itself, as
+            # ``base.detach().requires_grad_()``, or it has none, as ``base.detach()``.
+            return False
+        if view.requires_grad and not requires_grad:
+            return False  # the base has no gradient, but the view has, as ``base[:, :5].requires_grad_()``
         if view._backward_hooks or view.retains_grad:
             return False  # the user reads the gradient of the view, by ``register_hook`` or ``retain_grad``
     return True
