@@ -132,41 +132,46 @@ def cast_for_tiles(term: Term, dtype: torch.dtype) -> Term:
 class TensorName(NamedTuple):
     """Says which tensor of a list of terms is meant."""
 
-    term: int  # the index of the term in the list
+    term_index: int  # the index of the term in the list
     field: str  # the field of the term that the tensor is in, such as "query"
 
 
 def collect_tensors(terms: Sequence[Term]) -> dict[TensorName, Tensor]:
-    """Returns the tensors of all terms by name."""
+    """Returns {name: tensor} for all tensors of the terms.
+
+    For example, [Product(query=q, key=k, scale=0.125)] has the tensors {(0, "query"): q, (0, "key"): k}.
+    """
     tensors = {}
-    for index, term in enumerate(terms):
+    for term_index, term in enumerate(terms):
         for field, content in term._asdict().items():
             if isinstance(content, Tensor):
-                tensors[TensorName(index, field)] = content
+                tensors[TensorName(term_index, field)] = content
     return tensors
 
 
 def remove_tensors(term: Term) -> Any:
-    """Returns a *bare term*, which is the term with None in place of each tensor."""
-    without_tensors: dict[str, Any] = {}
+    """Returns the term with None in place of each tensor. Its numbers stay."""
+    none_for_tensors: dict[str, Any] = {}
     for field, content in term._asdict().items():
         if isinstance(content, Tensor):
-            without_tensors[field] = None
-    return term._replace(**without_tensors)
+            none_for_tensors[field] = None
+    return term._replace(**none_for_tensors)
 
 
 def insert_tensors(terms: Sequence[Any], tensors: Mapping[TensorName, Tensor]) -> list[Term]:
-    """Returns the terms with these tensors in place of their own.
+    """Returns copies of the terms in which some of the tensors are replaced by others.
 
-    For example, the tensor of the name TensorName(term=0, field="query") becomes the query of the first term.
+    For example, with ``{TensorName(term_index=0, field="query"): q}``, the first term gets the query q.
 
     Args:
-        terms: Terms of the logits, or bare terms, which have None in place of each tensor.
-        tensors: The new tensors by name. A tensor of the terms whose name is not here stays.
+        terms: Terms of the logits. They may have None in place of a tensor, as after `remove_tensors`.
+        tensors: {name of a tensor in the terms: the tensor that replaces it}.
     """
     new_terms = list(terms)
     for name, tensor in tensors.items():
-        new_terms[name.term] = new_terms[name.term]._replace(**{name.field: tensor})
+        old_term = new_terms[name.term_index]
+        new_field = {name.field: tensor}
+        new_terms[name.term_index] = old_term._replace(**new_field)
     return new_terms
 
 
@@ -199,14 +204,16 @@ WHOLE = slice(None)
 
 
 def cut_dimensions(x: Tensor, field: str, find_part: Callable[[Dimension, int], slice]) -> Tensor:
-    """Returns a part of a tensor, as a view.
+    """Returns a part of a tensor, as a view, after cutting each of its dimensions.
+
+    For example, `find_part` may return 0:4 for the sentences, 2:4 for the heads, 0:10 for the rows, and a slice of
+    everything for the features. Then the part of a query is ``x[0:4, 2:4, 0:10, :]``.
 
     Args:
         x: The tensor.
         field: The field of a term or of a `NormalForm` that the tensor is in. `DIMENSIONS` says what its dimensions
             are.
-        find_part: Returns which numbers along one dimension belong to the part. Its arguments are the dimension and
-            its size.
+        find_part: Returns the slice of one dimension. Its arguments are the dimension and its size.
     """
     index = []
     for dimension, size in zip(DIMENSIONS[field], x.size(), strict=True):
@@ -226,22 +233,32 @@ class Block(NamedTuple):
     rows_of_tile: int  # number of rows in each tile; the last tile may have fewer
     # Whether the sentences have the same logits. Their values are then side by side on the features.
     is_shared: bool
-    # (sentences, n): true at padding, in the last n of `length` columns; None if all have the same length
+    # (sentences, n): true at padding, in the last n of `length` columns; None if there is no padding (`find_padding`)
     hidden: Tensor | None
     causal: bool  # whether a row sees only the columns up to its own
 
     def read(self, x: Tensor) -> Tensor:
-        """Returns the part of the values x (B, H, T, d_h) for the block's n sentences, its heads and its tokens.
+        """Returns the part of the values for the block's n sentences, its heads and its tokens, in contiguous memory.
 
-        It is (n, heads, length, d_h), or (1, heads, length, n d_h) if the sentences share their logits.
+        It is (n, heads, length, d_h). If the sentences share their logits, it is (1, heads, length, n d_h) instead, so
+        that one matrix product with their common weights serves all sentences.
+
+        Args:
+            x: The values of the batch, or a tensor like them, (B, H, T, d_h).
         """
-        part = x[self.sentences, self.heads, : self.length]
+        part = x[self.sentences, self.heads, : self.length]  # (n, heads, length, d_h)
         if self.is_shared:
-            return part.permute(1, 2, 0, 3).flatten(2)[None]
+            features_side_by_side = part.permute(1, 2, 0, 3).flatten(2)  # (heads, length, n d_h)
+            return features_side_by_side[None]
         return part.contiguous()
 
     def write(self, x: Tensor, part: Tensor) -> None:
-        """Copies `part`, laid out as `read` returns it, into the block's place in x (B, H, T, d_h)."""
+        """Writes a part to where `read` reads it from.
+
+        Args:
+            x: The tensor (B, H, T, d_h) that is changed in place, for the block's sentences, heads and tokens.
+            part: What is written, with the dimensions of the result of `read`.
+        """
         if self.is_shared:
             head_dim = x.shape[-1]
             # (1, heads, length, n d_h) -> (n, heads, length, d_h)
@@ -249,7 +266,7 @@ class Block(NamedTuple):
         x[self.sentences, self.heads, : self.length].copy_(part)
 
     def cut(self, x: Tensor, field: str) -> Tensor:
-        """Returns the part of a tensor for the block's sentences, heads and tokens, as a view.
+        """Returns the part of a term's tensor for the block's sentences, heads and tokens, as a view.
 
         For example, the part of a query is ``x[sentences, heads, :length]``.
 
@@ -279,19 +296,22 @@ class Block(NamedTuple):
         return WHOLE  # A block has all features.
 
     def cut_terms(self, terms: Sequence[Term]) -> list[Term]:
-        """Returns the terms of the logits with the block's parts of their tensors, as views."""
+        """Returns the terms of the block's logits, given the terms for the whole batch.
+
+        Each tensor is replaced by its part for the block, which is a view.
+        """
         parts = {}
         for name, tensor in collect_tensors(terms).items():
             parts[name] = self.cut(tensor, name.field)
         return insert_tensors(terms, parts)
 
     def normal_form(self, terms: Sequence[Term]) -> NormalForm:
-        """Returns the sum of the block's terms in its normal form, ``query @ key^T + left (x) right + bias``.
+        """Returns the block's logits, which are a sum of terms, as ``query @ key^T + left (x) right + bias``.
 
         The query and key are in contiguous memory, so that no tile has to copy them for its matrix product.
 
         Args:
-            terms: The terms of the logits, with the block's parts of their tensors (`cut_terms`).
+            terms: The terms of the block's logits, as `cut_terms` returns them.
         """
         normal = Logits(terms).normal_form(self.length)
         if normal.query is not None and normal.key is not None:
@@ -500,16 +520,28 @@ def divide_by_length(
 
 
 def find_padding(lengths: Sequence[int]) -> Tensor | None:
-    """Returns `Block.hidden` for sentences of these lengths: which columns are padding, or None if there is none.
+    """Returns a mask that is true at the padding of some sentences; None if all have the same length.
 
-    The columns begin behind the shortest sentence, because all columns before are tokens.
+    The mask leaves out the first columns, in which every sentence has a token. For example, the lengths 5, 3 and 4 give
+    the mask of the last two of five columns:
+
+        [[False, False],
+         [True,  True],
+         [False, True]]
+
+    Args:
+        lengths: The length of each sentence in tokens. All padding is after the tokens.
+
+    Returns:
+        (number of sentences, longest length - shortest length), or None
     """
     shortest = min(lengths)
     longest = max(lengths)
     if shortest == longest:
         return None
-    columns = torch.arange(shortest, longest)
-    return columns >= torch.tensor(lengths)[:, None]
+    columns = torch.arange(shortest, longest)  # [3, 4]
+    lengths_of_rows = torch.tensor(lengths)[:, None]  # [[5], [3], [4]]
+    return columns >= lengths_of_rows
 
 
 # ---- both passes
@@ -519,71 +551,77 @@ class Plan(NamedTuple):
     """How `TiledAttention` computes a call: everything but the tensors."""
 
     blocks: list[Block]  # parts of the batch that together contain every sentence and head once
-    bare_terms: list[Any]  # the terms that the logits are a sum of, with None in place of each tensor
+    terms_without_tensors: list[Any]  # the terms that the logits are a sum of, with None in place of each tensor
     tensor_names: list[TensorName]  # where each tensor argument of `TiledAttention` belongs in the terms
-    trained_names: list[TensorName]  # those of the tensors that need a gradient
+    trained_names: list[TensorName]  # the names of the tensors that need a gradient
 
-    def complete_terms(self, tensor_arguments: Sequence[Tensor]) -> list[Term]:
+    def rebuild_terms(self, tensors: Sequence[Tensor]) -> list[Term]:
         """Returns the terms with their tensors, which are given in the order of `tensor_names`."""
-        tensors = dict(zip(self.tensor_names, tensor_arguments, strict=True))
-        return insert_tensors(self.bare_terms, tensors)
+        tensors_by_name = dict(zip(self.tensor_names, tensors, strict=True))
+        return insert_tensors(self.terms_without_tensors, tensors_by_name)
 
 
 def call_tiled_attention(blocks: list[Block], terms: Sequence[Term], value: Tensor) -> Tensor:
     """Returns ``softmax(S) V``, (B, H, T, d_h), computed by the autograd function `TiledAttention`.
 
-    Autograd computes gradients only for tensors that are arguments of the function, and not for tensors inside of a
-    term. So the tensors are taken out of the terms here, and `Plan.complete_terms` puts them back. The comments have
-    the example of a single term, ``Product(query=q, key=k, scale=0.125)``.
+    Autograd gives gradients only to tensors that are arguments of the function, and not to tensors within the terms. So
+    each tensor becomes an argument, and the terms are passed without their tensors. The function puts both together
+    again (`Plan.rebuild_terms`).
+
+    For example, ``Product(query=q, key=k, scale=0.125)`` becomes ``Product(query=None, key=None, scale=0.125)`` and the
+    tensors q and k.
 
     Args:
         blocks: Parts of the batch that together contain every sentence and head once.
         terms: The terms that the logits S are a sum of.
         value: V, (B, H, T, d_h).
     """
-    tensors = collect_tensors(terms)  # {TensorName(0, "query"): q, TensorName(0, "key"): k}
+    tensors_by_name = collect_tensors(terms)
     plan = Plan(
         blocks=blocks,
-        bare_terms=[remove_tensors(term) for term in terms],  # Product(query=None, key=None, scale=0.125)
-        tensor_names=list(tensors),
-        trained_names=[name for name, tensor in tensors.items() if tensor.requires_grad],
+        terms_without_tensors=[remove_tensors(term) for term in terms],
+        tensor_names=list(tensors_by_name),
+        trained_names=[name for name, tensor in tensors_by_name.items() if tensor.requires_grad],
     )
-    tensor_arguments = [tensors[name] for name in plan.tensor_names]  # q, k
-    out: Tensor = TiledAttention.apply(plan, value, *tensor_arguments)
+    tensors = tensors_by_name.values()  # in the order of `tensor_names`
+    out: Tensor = TiledAttention.apply(plan, value, *tensors)
     return out
 
 
 class TiledAttention(torch.autograd.Function):
     """Computes ``softmax(S) V``, (B, H, T, d_h), and its gradients. It saves nothing but its inputs.
 
-    S is a sum of terms, which contain tensors and numbers. torch gives gradients only to tensors that are arguments of
-    their own. So the tensors are passed apart from the terms, and `Plan.complete_terms` puts both together again.
+    The logits S are a sum of terms. Their tensors are arguments of their own, because autograd gives gradients only to
+    arguments that are tensors. `Plan` has everything else of the terms.
     """
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, value: Tensor, *tensor_arguments: Tensor) -> Tensor:
-        """Returns ``softmax(S) V``, (B, H, T, d_h), computed block by block.
+    def forward(ctx: Any, plan: Plan, value: Tensor, *tensors: Tensor) -> Tensor:
+        """Returns ``softmax(S) V``, (B, H, T, d_h).
+
+        Several threads compute the output of one block each, which is some sentences and heads of the batch.
 
         Args:
             ctx: Where torch keeps what the backward pass needs.
-            plan: How the call is divided into blocks, and the terms of S without their tensors.
+            plan: The blocks, and the terms of S without their tensors.
             value: V, (B, H, T, d_h).
-            tensor_arguments: The tensors of the terms, in the order of `Plan.tensor_names`.
+            tensors: The tensors of the terms, in the order of `Plan.tensor_names`.
         """
         ctx.plan = plan
-        ctx.save_for_backward(value, *tensor_arguments)
-        terms = plan.complete_terms(tensor_arguments)
+        ctx.save_for_backward(value, *tensors)
+
+        terms = plan.rebuild_terms(tensors)
         out = empty_like_values(value, plan.blocks)
-        compute = functools.partial(compute_block, terms=terms, value=value)  # It runs in several threads.
+        compute = functools.partial(compute_block, terms=terms, value=value)  # compute(block) returns its output.
         for block, block_out in compute_in_threads(compute, plan.blocks):
-            block.write(out, block_out)
-            del block_out  # It would need memory while that of the next block is computed.
+            block.write(out, block_out)  # copies it into `out`
+            del block_out  # Its memory is free for the output of the next block.
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns a gradient for each argument of `forward` but `ctx`: the plan, the values, and each tensor argument.
+        """Returns the gradients of the arguments of `forward`: of the plan, the values and each tensor of the terms.
 
         The gradient is None for an argument that needs no gradient.
 
@@ -592,36 +630,40 @@ class TiledAttention(torch.autograd.Function):
             grad_out: The gradient of the output, (B, H, T, d_h).
         """
         plan = ctx.plan
-        value, *tensor_arguments = ctx.saved_tensors  # in the order in which `forward` has saved them
-        terms = plan.complete_terms(tensor_arguments)
+        value, *tensors = ctx.saved_tensors
+        terms = plan.rebuild_terms(tensors)
         gradients = differentiate_blocks(plan.blocks, terms, plan.trained_names, value, grad_out)
 
-        # torch assigns the gradients by position: to the plan, the values, and the tensors in order of their names.
         grad_plan = None  # The plan is no tensor.
-        grad_tensor_arguments = []
+        grad_tensors = []
         for name in plan.tensor_names:
             grad = gradients.tensors.get(name)  # None if the tensor is not trained
-            grad_tensor_arguments.append(grad)
-        return (grad_plan, gradients.value, *grad_tensor_arguments)
+            grad_tensors.append(grad)
+        return (grad_plan, gradients.value, *grad_tensors)
 
 
 def empty_like_values(value: Tensor, blocks: Sequence[Block]) -> Tensor:
-    """Returns a tensor like the values (B, H, T, d_h) that the blocks write to; rows that no block writes to are 0.
+    """Returns a new tensor (B, H, T, d_h) into which each block is to write its result.
 
-    In memory it is (T, B, H, d_h), which is the order in which projections read and write.
+    A block writes only as many tokens as its longest sentence has. All tokens behind these are padding, and are 0. In
+    memory the tensor is (T, B, H, d_h), which is the order in which projections read and write.
+
+    Args:
+        value: The values, (B, H, T, d_h). Only their sizes, type and device are read.
+        blocks: The blocks that write to the tensor.
     """
     bsz, num_heads, length, head_dim = value.size()
     out = value.new_empty(length, bsz, num_heads, head_dim).permute(1, 2, 0, 3)
     shortest = min(block.length for block in blocks)
-    out[:, :, shortest:] = 0
+    out[:, :, shortest:] = 0  # Longer blocks overwrite a part of the zeros.
     return out
 
 
 def zeros_for_sum(tensor: Tensor) -> Tensor:
     """Returns zeros of the tensor's shape, in fp32 at least, to which gradients of the tensor are added.
 
-    They have the tensor's strides. Most tensors are views of projections, and the backward pass of such a view then
-    needs no copy.
+    They have the tensor's strides. Most tensors are views of projections, and the backward pass of such a view needs no
+    copy if the gradient has the same strides.
     """
     return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
@@ -630,59 +672,51 @@ def zeros_for_sum(tensor: Tensor) -> Tensor:
 
 
 def compute_block(block: Block, terms: Sequence[Term], value: Tensor) -> Tensor:
-    """Returns ``softmax(S) V`` for some sentences and heads of the batch, computed a few rows at a time.
+    """Returns ``softmax(S) V`` for the sentences and heads of a block, (sentences, heads, tokens, features).
 
-    The result is (sentences, heads, tokens, features), like the result of `Block.read`. There are three levels:
-
-        batch                               terms           value
-        block: some sentences and heads     block_normal    block_value      block_out
-        tile: some rows of the block        tile_normal     visible_value    tile_out
-
-    A normal form is the sum of all terms as ``query @ key^T + left (x) right + bias``, which takes less memory than the
-    logits. The logits themselves are only computed for a tile.
+    The logits S are never computed for the whole block, but for a tile of its rows at a time. The block has them as
+    ``query @ key^T + left (x) right + bias``, which takes less memory.
 
     Args:
-        block: Which sentences and heads.
+        block: Some sentences and heads of the batch.
         terms: The terms that the logits S are a sum of, for the whole batch.
         value: The values V of the whole batch, (B, H, T, d_h).
     """
-    # From the batch to the block.
+    # What belongs to the block.
     block_terms = block.cut_terms(terms)
-    block_normal = block.normal_form(block_terms)
+    block_normal = block.normal_form(block_terms)  # the query, key, left, right and bias
     block_value = block.read(value)  # (sentences, heads, tokens, features)
     block_out = torch.empty_like(block_value)
     for tile in block.tiles():
-        # From the block to the tile: the query of the tile's rows, for example, and the key of its columns. Under the
-        # causal mask, the columns are only those up to the last row.
+        # What belongs to the tile: its rows of the query, for example, and its columns of the key. Under the causal
+        # mask, a tile has only the columns up to its last row.
         tile_normal = tile.cut_normal_form(block_normal)
-        visible_value = block_value[:, :, tile.columns]
-        # Columns that a row may not see, because of padding or the causal mask, have the weight 0.
-        weights = tile_weights(tile_normal, tile, block)  # (sentences, heads, rows, columns)
-        tile_out = torch.matmul(weights.to(value.dtype), visible_value)
-        block_out[:, :, tile.rows] = tile_out
+        tile_value = block_value[:, :, tile.columns]
+        weights = compute_weights(tile_normal, tile, block)  # (sentences, heads, rows, columns)
+        block_out[:, :, tile.rows] = torch.matmul(weights.to(value.dtype), tile_value)
     return block_out
 
 
-def tile_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
+def compute_weights(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
     """Returns the attention weights of a tile, (sentences, heads, rows, columns), in fp32 or fp64.
 
-    Columns that a row may not see have the weight 0.
+    Columns that a row may not see, because of padding or the causal mask, have the weight 0.
 
     Args:
         tile_normal: The logits of the tile, as ``query @ key^T + left (x) right + bias``.
         tile: Some rows of the block, and the columns that they see.
         block: Some sentences and heads of the batch.
     """
-    scores = writable_scores(tile_normal, tile, block)
-    hide_columns_(scores, tile, block)
+    scores = compute_scores(tile_normal, tile, block)
+    hide_columns_(scores, tile, block)  # changes `scores` in place
     return torch.softmax(scores, dim=-1)
 
 
 def hide_columns_(scores: Tensor, tile: Tile, block: Block) -> None:
-    """Makes the logits of a tile minus infinity, in place, where a row may not see a column.
+    """Sets the logits of a tile to minus infinity, in place, where a row may not see a column.
 
-    Autograd does not record this, and the gradients are right all the same: a hidden logit gets the weight 0, and the
-    gradient of softmax is 0 where the weight is 0.
+    Autograd need not record this. A hidden logit gets the weight 0, and where the weight is 0, the gradient of softmax
+    is 0, too.
 
     Args:
         scores: The logits of the tile, (sentences, heads, rows, columns).
@@ -697,27 +731,36 @@ def hide_columns_(scores: Tensor, tile: Tile, block: Block) -> None:
 
 
 def hide_future_(scores: Tensor, tile: Tile) -> None:
-    """Makes logits of a tile minus infinity, in place, if their column comes after their row.
+    """Sets the logits of a tile to minus infinity, in place, where the column comes after the row.
 
-    For example, a tile with the rows 2 and 3 has the columns 0 to 3. The columns 0 and 1 are visible to both rows. Only
-    in the last columns, which have the same numbers as the rows, some logits are hidden.
+    For example, a tile with the rows 2 and 3 has the columns 0 to 3. Both rows see the columns 0 and 1. So only the
+    columns 2 and 3, which have the same numbers as the rows, are changed: row 2 may not see column 3.
+
+    Args:
+        scores: The logits of the tile, (sentences, heads, rows, columns).
+        tile: Some rows of a block, and the columns up to the last one of these rows.
     """
     num_rows = tile.rows.stop - tile.rows.start
-    last_columns = scores[..., tile.rows]
+    last_columns = scores[..., tile.rows]  # a view, so that adding to it changes `scores`
     last_columns += future_mask(num_rows, scores)
 
 
 def hide_padding_(scores: Tensor, hidden: Tensor) -> None:
-    """Makes the logits of padding minus infinity, in place. `hidden`: `Block.hidden`, for the last columns only."""
+    """Sets the logits of padding to minus infinity, in place.
+
+    Args:
+        scores: The logits of a tile, (sentences, heads, rows, columns).
+        hidden: (sentences, n), true at padding, for the last n columns. Other columns have no padding.
+    """
     num_last_columns = hidden.shape[1]
-    last_columns = scores[..., -num_last_columns:]
+    last_columns = scores[..., -num_last_columns:]  # a view, so that filling it changes `scores`
     last_columns.masked_fill_(hidden[:, None, None], float("-inf"))
 
 
-def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
-    """Returns the logits of a tile, (sentences, heads, rows, columns), in memory that nothing else uses.
+def compute_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor:
+    """Returns the logits of a tile as a new tensor, (sentences, heads, rows, columns), in fp32 or fp64.
 
-    So the masks can be applied in place.
+    The caller may change it in place, because it shares no memory with another tensor.
 
     Args:
         tile_normal: The logits of the tile, as ``query @ key^T + left (x) right + bias``.
@@ -729,26 +772,26 @@ def writable_scores(tile_normal: NormalForm, tile: Tile, block: Block) -> Tensor
     num_columns = tile.columns.stop - tile.columns.start
     scores = at_least_fp32(tile_normal.total(num_columns))  # (sentences, heads or 1, rows or 1, columns)
 
-    is_repeated = scores.shape[1] != num_heads or scores.shape[2] != num_rows
-    if is_repeated:
-        # `expand` repeats the only head or row without memory, and `clone` gives each repetition memory of its own.
+    has_all_heads_and_rows = scores.shape[1] == num_heads and scores.shape[2] == num_rows
+    if not has_all_heads_and_rows:
+        # All heads or rows are alike. `expand` repeats them without memory, and `clone` gives memory to each of them.
         return scores.expand(-1, num_heads, num_rows, -1).clone()
-    has_product = tile_normal.query is not None or tile_normal.left is not None
-    if has_product:
-        return scores  # `total` has computed the product, in new memory.
-    return scores.clone()  # The logits are a bias, which may be a view of a parameter.
+    is_bias_alone = tile_normal.query is None and tile_normal.left is None
+    if is_bias_alone:
+        return scores.clone()  # `total` has returned the bias itself, which may be a view of a parameter.
+    return scores  # `total` has computed a product, which is a new tensor.
 
 
-# ---- The backward pass. Gradients flow from the output to the normal form of a block, a tile at a time
-# ---- (`differentiate_tiles`), from there to the block's parts of the tensors of the terms
-# ---- (`differentiate_normal_form`), and from all blocks to the tensors of the whole batch (`differentiate_blocks`).
+# ---- The backward pass. It goes through the forward pass from its end to its beginning: from the output of a block to
+# ---- the block's normal form, a tile at a time (`differentiate_tiles`); from there to the block's parts of the tensors
+# ---- of the terms (`differentiate_block`); and from all blocks to the whole tensors (`differentiate_blocks`).
 
 
 class Gradients(NamedTuple):
     """The gradients of the values and of the tensors of the terms, either for the whole batch or for one block."""
 
-    value: Tensor  # for one block, it is laid out as `Block.read` returns the values
-    tensors: dict[TensorName, Tensor]  # those of `Plan.trained_names`
+    value: Tensor  # for one block, it has the dimensions of the result of `Block.read`
+    tensors: dict[TensorName, Tensor]  # {name of a tensor: its gradient}, for the tensors that need one
 
 
 def differentiate_blocks(
@@ -758,7 +801,7 @@ def differentiate_blocks(
     value: Tensor,
     grad_out: Tensor,
 ) -> Gradients:
-    """Returns the gradients for the whole batch, put together from the gradients of its blocks.
+    """Returns the gradients of the values and of the terms' tensors, put together from the gradients of all blocks.
 
     Args:
         blocks: Parts of the batch that together contain every sentence and head once.
@@ -770,19 +813,20 @@ def differentiate_blocks(
     tensors = collect_tensors(terms)
     grad_value = empty_like_values(value, blocks)  # 0 at padding, which is in no block
     grad_sums = {name: zeros_for_sum(tensors[name]) for name in trained_names}  # in fp32 at least
+    # differentiate(block) returns the gradients of a block.
     differentiate = functools.partial(
         differentiate_block, terms=terms, trained_names=trained_names, value=value, grad_out=grad_out
     )
-    # `differentiate` runs in several threads. The body of the loop runs in this thread alone, for one block after
-    # another, so that the sums are always rounded in the same way.
+    # Several threads differentiate one block each. This thread alone adds up the gradients, in the order of the blocks,
+    # so that the sums are always rounded in the same way.
     for block, block_gradients in compute_in_threads(differentiate, blocks):
-        # Each of the values is in one block only, which has its whole gradient.
+        # A value is in one block only, so its gradient is copied.
         block.write(grad_value, block_gradients.value)
-        # A tensor of a term, such as a bias for all sentences, may be in several blocks, whose gradients add up.
+        # A tensor of a term may be in several blocks, for example a bias for all sentences. So its gradients are added.
         for name in trained_names:
-            part_of_sum = block.cut(grad_sums[name], name.field)  # a view: adding to it changes the sum
+            part_of_sum = block.cut(grad_sums[name], name.field)  # a view, so that adding to it changes the sum
             part_of_sum.add_(block_gradients.tensors[name])
-        del block_gradients  # They would need memory while those of the next block are computed.
+        del block_gradients  # Their memory is free for the gradients of the next block.
 
     # Autograd wants the gradient of a tensor in the tensor's type.
     grad_tensors = {name: grad_sum.to(tensors[name].dtype) for name, grad_sum in grad_sums.items()}
@@ -796,10 +840,12 @@ def differentiate_block(
     value: Tensor,
     grad_out: Tensor,
 ) -> Gradients:
-    """Returns the gradients of a block's values, and of the block's parts of the tensors of the terms.
+    """Returns the gradients of a block's values, and of the block's parts of the trained tensors of the terms.
 
-    The forward pass has two steps. First, the terms are added up, and the sum is a `NormalForm`. Then the output is
-    computed from the normal form and the values. The gradients are passed back through these steps in reverse order.
+    The forward pass computes the output of a block in two steps, through which the gradients go back:
+
+    1. The terms are added up: ``S = query @ key^T + left (x) right + bias``. This is the normal form of the logits.
+    2. The output ``softmax(S) V`` is computed from the normal form and the values, tile by tile.
 
     Args:
         block: Some sentences and heads of the batch.
@@ -808,21 +854,29 @@ def differentiate_block(
         value: The values of the whole batch, (B, H, T, d_h).
         grad_out: The gradient of the output, of the same size.
     """
+    # Step 1 is computed again, and this time autograd records it.
+    block_terms = block.cut_terms(terms)
+    block_tensors = collect_tensors(block_terms)
+    leaves = {name: new_leaf(block_tensors[name]) for name in trained_names}
+    with torch.enable_grad():  # In a backward pass, nothing is recorded without this.
+        normal = block.normal_form(insert_tensors(block_terms, leaves))
+
+    # Back through step 2: from the output to the values and the normal form.
     block_value = block.read(value)  # (sentences, heads, tokens, features)
     block_grad_out = block.read(grad_out)  # (sentences, heads, tokens, features)
-    # The first step is computed again, and autograd records it.
-    recorded = record_normal_form(block, terms, trained_names)
-    # Back through the second step: from the output to the values and the normal form.
-    grad_value, grad_normal = differentiate_tiles(block, recorded.normal, block_value, block_grad_out)
-    # Back through the first step: from the normal form to the tensors of the terms.
-    grad_tensors = differentiate_normal_form(recorded, grad_normal)
+    grad_value, grad_normal = differentiate_tiles(block, normal, block_value, block_grad_out)
+
+    # Back through step 1: from the trained fields of the normal form, such as its query, to the leaves.
+    normal_tensors = normal.tensors()
+    outputs = [normal_tensors[field] for field in grad_normal]
+    grad_tensors = gradients_of_leaves(leaves, outputs, grad_outputs=list(grad_normal.values()))
     return Gradients(grad_value, grad_tensors)
 
 
 def new_leaf(tensor: Tensor) -> Tensor:
-    """Returns a *leaf* of autograd: a view of the tensor at which autograd's record begins.
+    """Returns a view of the tensor that is a *leaf* of autograd, which is where gradients end.
 
-    Gradients of whatever is computed from the leaf are passed back to the leaf, and no further.
+    What is computed from the leaf has a gradient with respect to the leaf, but not with respect to `tensor`.
     """
     leaf = tensor.detach()
     leaf.requires_grad = True
@@ -838,75 +892,29 @@ def gradients_of_leaves(
     """Returns {name of a leaf: its gradient}, which autograd computes from the gradients of the outputs.
 
     Args:
-        leaves: {name: a leaf (`new_leaf`)}, at least one. The outputs depend on each of them.
+        leaves: {name: a leaf (`new_leaf`)}. The outputs depend on each of them.
         outputs: Tensors that have been computed from the leaves while autograd recorded it.
         grad_outputs: The gradient of each output, in the order of `outputs`, in any type.
     """
+    if not leaves:
+        return {}
     # Autograd wants the gradient of an output in the output's type.
     grads_in_type = [grad.to(output.dtype) for output, grad in zip(outputs, grad_outputs, strict=True)]
     grads = torch.autograd.grad(outputs, inputs=list(leaves.values()), grad_outputs=grads_in_type)
     return dict(zip(leaves, grads, strict=True))  # Autograd returns a gradient for each of the inputs, in their order.
 
 
-class RecordedNormalForm(NamedTuple):
-    """A block's normal form, ``query @ key^T + left (x) right + bias``, whose computation autograd has recorded."""
-
-    normal: NormalForm
-    # Where the record begins: a leaf for the block's part of each tensor that needs a gradient.
-    leaves: dict[TensorName, Tensor]
-
-
-def record_normal_form(block: Block, terms: Sequence[Term], trained_names: Sequence[TensorName]) -> RecordedNormalForm:
-    """Computes the normal form of a block again. Autograd records how it depends on the trained tensors of the terms.
-
-    The record begins at *leaves*, which are the block's parts of the trained tensors. Later,
-    `differentiate_normal_form` passes gradients from the normal form back to the leaves.
-
-    Args:
-        block: Some sentences and heads of the batch.
-        terms: The terms of the logits, for the whole batch.
-        trained_names: The names of the terms' tensors that need a gradient.
-    """
-    block_terms = block.cut_terms(terms)
-    block_tensors = collect_tensors(block_terms)
-    leaves = {name: new_leaf(block_tensors[name]) for name in trained_names}
-    block_terms = insert_tensors(block_terms, leaves)
-    with torch.enable_grad():  # In a backward pass, nothing is recorded without this.
-        normal = block.normal_form(block_terms)
-    return RecordedNormalForm(normal, leaves)
-
-
-def differentiate_normal_form(
-    recorded: RecordedNormalForm, grad_normal: Mapping[str, Tensor]
-) -> dict[TensorName, Tensor]:
-    """Returns the gradients of the block's parts of the trained tensors, which are the leaves of the record.
-
-    Args:
-        recorded: The block's normal form, ``query @ key^T + left (x) right + bias``, and the leaves that it depends on.
-        grad_normal: {field of `NormalForm`: its gradient}, for each field that depends on a leaf.
-    """
-    if not recorded.leaves:
-        return {}
-    normal_tensors = recorded.normal.tensors()
-    fields = list(grad_normal)
-    return gradients_of_leaves(
-        recorded.leaves,
-        outputs=[normal_tensors[field] for field in fields],
-        grad_outputs=[grad_normal[field] for field in fields],
-    )
-
-
 class NormalFormGradients(NamedTuple):
     """The gradients of a block's values and of its normal form, ``query @ key^T + left (x) right + bias``."""
 
-    value: Tensor  # laid out as `Block.read` returns the values
-    normal: dict[str, Tensor]  # {field of `NormalForm`: its gradient}, for the fields that need one
+    value: Tensor  # It has the dimensions of the result of `Block.read`.
+    normal: dict[str, Tensor]  # {field of `NormalForm`, such as "query": its gradient}, for the fields that need one
 
 
 def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_out: Tensor) -> NormalFormGradients:
-    """Returns the gradients of a block's values and of its normal form, computed tile by tile.
+    """Returns the gradients of a block's values and of its normal form, given the gradient of its output.
 
-    A tile is some rows of the block, and the columns that they see. Both gradients are sums over the tiles.
+    The output was computed in tiles, which are some rows of the block each. Both gradients are sums over the tiles.
 
     Args:
         block: Some sentences and heads of the batch.
@@ -916,43 +924,43 @@ def differentiate_tiles(block: Block, normal: NormalForm, value: Tensor, grad_ou
         grad_out: The gradient of the block's output, of the same size.
     """
     trained = {field: tensor for field, tensor in normal.tensors().items() if tensor.requires_grad}
+    trained_fields = list(trained)
     tiles = block.tiles()
     if len(tiles) == 1:
-        # This tile is the whole block, so that its gradients are those of the block. It is so for most short sentences.
-        (only_tile,) = tiles
-        recorded = record_weights(only_tile, block, normal, trained_fields=list(trained))
-        return NormalFormGradients(
-            value=differentiate_output(recorded.weights, grad_out),
-            normal=differentiate_weights(recorded, grad_out, value),
-        )
+        # The only tile is the whole block, as for most short sentences. So there is nothing to add up.
+        recomputed = recompute_weights(tiles[0], block, normal, trained_fields)
+        grad_only_value = differentiate_output(recomputed.weights, grad_out)
+        grad_only_normal = differentiate_weights(recomputed, grad_out, value)
+        return NormalFormGradients(value=grad_only_value, normal=grad_only_normal)
+
     grad_value = torch.zeros_like(value)
     grad_normal = {field: zeros_for_sum(tensor) for field, tensor in trained.items()}
-    # In another order, the sums would be rounded in another way, and a training with the same seed would have another
-    # result.
+    # The order of the tiles must not change: it decides how the sums are rounded, and so the result of a training with
+    # a given seed.
     for tile in reversed(tiles):
-        # The forward pass has not kept the weights of the tile, so they are computed again.
-        recorded = record_weights(tile, block, normal, trained_fields=list(trained))
+        # The forward pass has not kept the weights of the tile.
+        recomputed = recompute_weights(tile, block, normal, trained_fields)
         tile_grad_out = grad_out[:, :, tile.rows]  # (sentences, heads, rows, features)
-        # Each of the two changes the sums that are its first argument.
-        add_value_gradient_(grad_value, recorded.weights, tile_grad_out, tile)
-        add_normal_form_gradients_(grad_normal, recorded, tile_grad_out, value, tile)
+        # Each of these functions adds to its first argument in place.
+        add_value_gradient_(grad_value, recomputed.weights, tile_grad_out, tile)
+        add_normal_form_gradients_(grad_normal, recomputed, tile_grad_out, value, tile)
     return NormalFormGradients(value=grad_value, normal=grad_normal)
 
 
-class RecordedWeights(NamedTuple):
-    """The attention weights of a tile, whose computation autograd has recorded."""
+class RecomputedWeights(NamedTuple):
+    """The attention weights of a tile, computed a second time, for their gradient."""
 
     weights: Tensor  # (sentences, heads, rows, columns)
-    # Where the record begins: {field of `NormalForm`: a leaf for the tile's part of it}, for the fields that need a
-    # gradient.
+    # {field of `NormalForm`, such as "query": the tile's part of it}, for the fields that need a gradient. Autograd
+    # has recorded how the weights depend on these tensors, which are leaves (`new_leaf`).
     leaves: dict[str, Tensor]
 
 
-def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecordedWeights:
-    """Computes the attention weights of a tile again. Autograd records how they depend on the normal form.
+def recompute_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields: Sequence[str]) -> RecomputedWeights:
+    """Computes the attention weights of a tile again, as in the forward pass, while autograd records it.
 
-    The record begins at *leaves*, which are the tile's parts of the trained fields of the normal form. Later,
-    `differentiate_weights` passes gradients from the weights back to the leaves.
+    `differentiate_weights` then asks autograd for the gradients of the leaves, which are the trained tensors that the
+    weights are computed from.
 
     Args:
         tile: Some rows of the block, and the columns that they see.
@@ -963,31 +971,35 @@ def record_weights(tile: Tile, block: Block, normal: NormalForm, trained_fields:
     tile_normal = tile.cut_normal_form(normal)
     tile_tensors = tile_normal.tensors()
     leaves = {field: new_leaf(tile_tensors[field]) for field in trained_fields}
-    tile_normal = tile_normal._replace(**leaves)
+    tile_normal_of_leaves = tile_normal._replace(**leaves)
     with torch.enable_grad():  # In a backward pass, nothing is recorded without this.
-        weights = tile_weights(tile_normal, tile, block)
-    return RecordedWeights(weights, leaves)
+        weights = compute_weights(tile_normal_of_leaves, tile, block)
+    return RecomputedWeights(weights, leaves)
 
 
 def differentiate_output(weights: Tensor, grad_out: Tensor) -> Tensor:
-    """Returns the gradient of the values, (sentences, heads, columns, features), from that of ``weights @ values``.
+    """Returns the gradient of the values, given the gradient of the output ``weights @ values``.
 
     Args:
         weights: The attention weights, (sentences, heads, rows, columns).
         grad_out: The gradient of the output, (sentences, heads, rows, features).
+
+    Returns:
+        (sentences, heads, columns, features)
     """
     weights_transposed = weights.to(grad_out.dtype).transpose(2, 3)  # (sentences, heads, columns, rows)
     return torch.matmul(weights_transposed, grad_out)
 
 
 def add_value_gradient_(grad_value: Tensor, weights: Tensor, tile_grad_out: Tensor, tile: Tile) -> None:
-    """Adds a tile's part of the gradient of a block's values, ``weights^T @ tile_grad_out``, to `grad_value` in place.
+    """Adds the gradient that the values get from one tile, ``weights^T @ tile_grad_out``, to `grad_value` in place.
 
     Args:
-        grad_value: The sum over the tiles so far, (sentences, heads, length, features), in contiguous memory.
+        grad_value: The sum over the tiles so far, (sentences, heads, length, features), in contiguous memory. The
+            values of the tile's columns get a larger sum.
         weights: The attention weights of the tile, (sentences, heads, rows, columns).
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
-        tile: The tile. The rows of `grad_value` that belong to its columns are changed.
+        tile: The tile.
     """
     part_of_sum = grad_value[:, :, tile.columns]  # (sentences, heads, columns, features), a view of `grad_value`
     weights_transposed = weights.to(tile_grad_out.dtype).transpose(2, 3)  # (sentences, heads, columns, rows)
@@ -1008,44 +1020,45 @@ def add_matrix_products_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 def add_normal_form_gradients_(
     grad_normal: Mapping[str, Tensor],
-    recorded: RecordedWeights,
+    recomputed: RecomputedWeights,
     tile_grad_out: Tensor,
     value: Tensor,
     tile: Tile,
 ) -> None:
-    """Adds a tile's part of the gradients of the block's normal form to `grad_normal` in place.
+    """Adds the gradients that a block's normal form gets from one tile to `grad_normal` in place.
 
-    For example, the tile's gradient of the query is added to the tile's rows of ``grad_normal["query"]``, and that of
+    For example, the gradient of the query is added to the tile's rows of ``grad_normal["query"]``, and the gradient of
     the key to the tile's columns of ``grad_normal["key"]``.
 
     Args:
         grad_normal: {field of `NormalForm`: the sum of its gradients so far, for the whole block}.
-        recorded: The attention weights of the tile.
+        recomputed: The attention weights of the tile, and the tensors that they are computed from.
         tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
         value: The values of the block, (sentences, heads, length, features).
-        tile: The tile, whose rows and columns of the sums are changed.
+        tile: The tile.
     """
-    visible_value = value[:, :, tile.columns]
-    tile_gradients = differentiate_weights(recorded, tile_grad_out, visible_value)
+    tile_value = value[:, :, tile.columns]
+    tile_gradients = differentiate_weights(recomputed, tile_grad_out, tile_value)
     for field, tile_grad in tile_gradients.items():
-        part_of_sum = tile.cut(grad_normal[field], field)  # a view: adding to it changes the sum
+        part_of_sum = tile.cut(grad_normal[field], field)  # a view, so that adding to it changes the sum
         part_of_sum.add_(tile_grad)
 
 
-def differentiate_weights(recorded: RecordedWeights, tile_grad_out: Tensor, visible_value: Tensor) -> dict[str, Tensor]:
-    """Returns {field of `NormalForm`: the gradient of the tile's part of it}, for the fields that need one.
+def differentiate_weights(
+    recomputed: RecomputedWeights, tile_grad_out: Tensor, tile_value: Tensor
+) -> dict[str, Tensor]:
+    """Returns {field of `NormalForm`, such as "query": the gradient of the tile's part of it}.
 
-    The forward pass computes the weights from the normal form, and then ``weights @ visible_value``, the output of the
-    tile. The gradient goes the other way.
+    The result has the fields that need a gradient.
 
     Args:
-        recorded: The attention weights of the tile, and the tile's parts of the normal form that they depend on.
-        tile_grad_out: The gradient of the tile's rows of the output, (sentences, heads, rows, features).
-        visible_value: The values of the tile's columns, (sentences, heads, columns, features).
+        recomputed: The attention weights of the tile, and the tensors that they are computed from.
+        tile_grad_out: The gradient of the tile's output ``weights @ tile_value``, (sentences, heads, rows, features).
+        tile_value: The values of the tile's columns, (sentences, heads, columns, features).
     """
-    if not recorded.leaves:
+    if not recomputed.leaves:
         return {}
     # From the output to the weights.
-    grad_weights = torch.matmul(tile_grad_out, visible_value.transpose(2, 3))  # (sentences, heads, rows, columns)
-    # From the weights to the normal form.
-    return gradients_of_leaves(recorded.leaves, outputs=[recorded.weights], grad_outputs=[grad_weights])
+    grad_weights = torch.matmul(tile_grad_out, tile_value.transpose(2, 3))  # (sentences, heads, rows, columns)
+    # From the weights to the query, key and other tensors of the normal form.
+    return gradients_of_leaves(recomputed.leaves, outputs=[recomputed.weights], grad_outputs=[grad_weights])
