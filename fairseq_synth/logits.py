@@ -44,8 +44,11 @@ class Product(NamedTuple):
 class Outer(NamedTuple):
     """The outer product of two factors of each row, times the weight.
 
-    The first `left_size` features of a row are the left factor, the other b features are the right factor. The logit in
-    column ``u b + v`` is ``left[u] right[v]``. Columns beyond ``left_size * b`` begin again with u = v = 0.
+    The first `left_size` features of a row are the left factor, and the other b features are the right factor. The
+    logit in column ``u b + v`` is ``left[u] * right[v]``. Columns from ``left_size * b`` on repeat the first columns.
+
+    For example, with the left factor (2, 3), the right factor (5, 7) and 6 columns, the logits of the row are
+    (10, 14, 15, 21, 10, 14).
     """
 
     factors: Tensor  # (B, H, T, left_size + b)
@@ -69,10 +72,9 @@ class Bias(NamedTuple):
 
 
 class Diagonals(NamedTuple):
-    """One value for each distance between row and column, times the weight.
+    """Logits that depend only on the distance ``j - i`` from row i to column j, times the weight.
 
-    The value with index ``j - i + T - 1`` belongs to column j of row i, so that the last row begins with the first
-    value.
+    The values are sorted by distance. The smallest distance is that of the last row to the first column, ``1 - T``.
     """
 
     values: Tensor  # (1, H, 1, T + S - 1)
@@ -104,31 +106,28 @@ class NormalForm(NamedTuple):
         return {field: tensor for field, tensor in self._asdict().items() if tensor is not None}
 
     def total(self, src_len: int) -> Tensor:
-        """Returns the logits S as one tensor, (B or 1, H or 1, T or 1, S).
+        """Returns the logits ``query @ key^T + left (x) right + bias`` as one tensor, (B or 1, H or 1, T or 1, S).
 
-        A sum of several parts is in fp32 at least. A single part keeps its type. If it is the bias, the result may be a
-        view of a parameter, so do not change it in place.
+        A sum of several parts is in fp32 at least. A single part keeps its type.
+
+        The caller must not change the result in place if the bias is the only part: then, the result is the bias
+        itself, which may be a view of a parameter. Otherwise, the result is a new tensor.
 
         Args:
             src_len: S, the number of columns.
         """
-        products = self._sum_of_products(src_len)
-        if products is None:
+        total = None
+        if self.query is not None and self.key is not None:
+            total = inner_product(self.query, self.key)  # a new tensor
+        if self.left is not None and self.right is not None:
+            total = add(total, outer_product(self.left, self.right, src_len))  # a new tensor in any case
+        if total is None:
             assert self.bias is not None, "the logits have no terms"
             return self.bias
         if self.bias is None:
-            return products
-        return add_bias_(products, self.bias)  # may write the sum into the memory of `products`, which is new
-
-    def _sum_of_products(self, src_len: int) -> Tensor | None:
-        """Returns ``query @ key^T + left (x) right`` in new memory; without one of the two, the other one; or None."""
-        inner = None
-        if self.query is not None and self.key is not None:
-            inner = inner_product(self.query, self.key)
-        if self.left is None or self.right is None:
-            return inner
-        outer = outer_product(self.left, self.right, src_len)
-        return add(inner, outer)  # just `outer` if `inner` is None
+            return total
+        # Nothing else needs the sum of the products, so its memory may be used for the result.
+        return add_bias_(total, self.bias)
 
 
 class Factors(NamedTuple):
@@ -143,8 +142,8 @@ class Logits:
 
     Attributes:
         products, outers, biases, diagonals: The terms of each kind.
-        sorted_terms: The terms as a computation has sorted them, which keeps them here from its function `refuses` to
-            its function `compute`. None if no computation has sorted them yet.
+        sorted_terms: A note of the computation `kernels` for itself: the terms as its function `refuses` has sorted
+            them, for its function `compute`. None if they have not been sorted yet.
     """
 
     def __init__(self, terms: Iterable[Term] = ()) -> None:
@@ -162,7 +161,7 @@ class Logits:
             terms: The terms. If `weight` is given, they may not have a weight of their own, which would be lost.
             weight: A weight for each head, (1, H, 1, 1), or None to add the terms as they are.
         """
-        self.sorted_terms = None  # They would lack the new terms.
+        self.sorted_terms = None  # It would lack the new terms.
         for term in terms:
             if weight is None:
                 weighted_term = term
@@ -196,60 +195,58 @@ class Logits:
         return True  # Sentences always share diagonals.
 
     def normal_form(self, src_len: int) -> NormalForm:
-        """Returns the logits as the sum of at most one inner product, one outer product and one bias.
+        """Returns the logits as ``query @ key^T + left (x) right + bias``.
+
+        * Inner products are joined into a single one, ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``, except in decoding.
+        * The first outer product has the factors left and right.
+        * All other terms are added up in the bias.
 
         Args:
             src_len: S, the number of columns.
         """
-        # Scales and weights are multiplied in here, so that only tensors are left below.
+        # The scale and the weight of each product are multiplied into its factors.
         products = [multiply_in(term) for term in self.products]
         outers = [outer_factors(term, src_len) for term in self.outers]
 
-        # The inner product: all products become one by joining their features,
-        # ``q1 k1^T + q2 k2^T = [q1 q2] [k1 k2]^T``.
         joined_products = products
-        other_products: list[Product] = []
-        is_decoding_step = any(product.query.shape[2] == 1 for product in products)  # A query has a single row.
+        added_products: list[Product] = []  # They become a part of the bias.
+        is_decoding_step = any(product.query.shape[2] == 1 for product in products)  # There is a single query.
         if is_decoding_step:
-            # Joining would copy the keys of all tokens so far. So only the first product is taken.
+            # Joining would copy the keys of all tokens so far. So only the first product is taken, without a copy.
             joined_products = products[:1]
-            other_products = products[1:]
+            added_products = products[1:]
         query = None
         key = None
         if joined_products:
             query = join_features([product.query for product in joined_products])
             key = join_features([product.key for product in joined_products])
 
-        # The outer product: the first one.
         left = None
         right = None
         if outers:
             left = outers[0].left
             right = outers[0].right
 
-        # The bias: the sum of everything else.
-        bias = self._add_up_bias(other_products, outers[1:], src_len)
+        bias = self._sum_up_bias(added_products, outers[1:], src_len)
         return NormalForm(query=query, key=key, left=left, right=right, bias=bias)
 
     def total(self, src_len: int) -> Tensor:
         """Returns the logits S as one tensor with `src_len` columns; see `NormalForm.total`."""
         return self.normal_form(src_len).total(src_len)
 
-    def _add_up_bias(
-        self, other_products: Sequence[Product], other_outers: Sequence[Factors], src_len: int
-    ) -> Tensor | None:
-        """Returns the bias of the normal form, (B or 1, H or 1, T or 1, S), or None if the logits need none.
+    def _sum_up_bias(self, products: Sequence[Product], outers: Sequence[Factors], src_len: int) -> Tensor | None:
+        """Returns the sum of all biases and diagonals, and of the given products, (B or 1, H or 1, T or 1, S).
 
-        The bias is the sum of all biases and diagonals of the logits, and of the products that are given here. It is in
-        fp32 at least, with one exception: if the logits have a single term, nothing is added, and the type stays.
+        It is in fp32 at least. But if the logits have a single term, nothing is added, and the term keeps its type.
+        Without a summand, the result is None.
 
         Args:
-            other_products: The inner products to be added. Their scales and weights are multiplied in already.
-            other_outers: The outer products to be added. Their weights are multiplied in already.
+            products: Inner products. Their scales and weights are multiplied in already.
+            outers: Outer products. Their weights are multiplied in already.
             src_len: S, the number of columns.
         """
         has_single_term = len(self.terms()) == 1
-        # Each summand may be as large as all logits. So each is added before the next one is computed.
+        # A summand may be as large as all logits. So each one is added, and freed, before the next one is computed.
         total = None
         for bias_term in self.biases:
             bias = bias_term.bias if has_single_term else at_least_fp32(bias_term.bias)
@@ -258,32 +255,32 @@ class Logits:
             values = diagonals_term.values if has_single_term else at_least_fp32(diagonals_term.values)
             weighted_values = multiply(values, diagonals_term.weight)
             total = add(total, toeplitz(weighted_values, src_len))
-        for outer in other_outers:
+        for outer in outers:
             total = add(total, at_least_fp32(outer_product(outer.left, outer.right, src_len)))
-        for product in other_products:
+        for product in products:
             total = add(total, at_least_fp32(inner_product(product.query, product.key)))
         return total
 
 
 def add(x: Tensor | None, y: Tensor) -> Tensor:
-    """Returns ``x + y`` in fp32 at least; or `y` as it is if `x` is None, which stands for a sum without summands."""
+    """Returns the sum of `x` and `y` in fp32 at least. If `x` is None, the sum so far is empty, and `y` is returned."""
     if x is None:
         return y
     return at_least_fp32(x) + at_least_fp32(y)
 
 
 def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
-    """Returns ``products + bias`` in fp32 at least.
+    """Returns ``products + bias`` in fp32 at least. If possible, the sum takes the memory of `products`.
 
-    The sum is written into `products`, which saves memory, except in two cases: `products` is in half precision, or it
-    is smaller than the sum.
+    It is not possible if `products` is in half precision or has a smaller size than the sum. The caller goes on with
+    the result alone.
 
     Args:
-        products: A sum of products, in memory of its own, (B or 1, H or 1, T, S).
+        products: A sum of products that nothing else reads, (B or 1, H or 1, T, S).
         bias: (B or 1, H or 1, T or 1, S).
     """
-    # Products are smaller than the sum if, for example, all sentences share them and each sentence has a bias of its
-    # own. The first three dimensions are sentences, heads and rows; the number of columns is always the same.
+    # The sum is larger if, for example, all sentences share the products (size 1) and each sentence has a bias of its
+    # own (size B). The dimensions are sentences, heads and rows. The number of columns is the same in both.
     sum_is_larger = any(bias.size(dim) > products.size(dim) for dim in range(3))
     if sum_is_larger:
         return add(products, bias)
@@ -294,25 +291,27 @@ def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
 
 
 def multiply(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Returns `x` times the weight, in the type of `x`."""
+    """Returns `x` times the weight, in the type of `x`. The weight None stands for 1."""
     if weight is None:
         return x
     return x * in_type(weight, x.dtype)
 
 
 def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Tensor | None) -> Factors:
-    """Returns the two factors of a product, after multiplying one of them by `scale` and `weight`.
+    """Returns two factors whose product is ``weight * scale`` times the product of `left` and `right`.
 
-    * With a weight, the factor with fewer elements is multiplied, because that is less work.
-    * Without a weight, the left factor is multiplied. In an inner product it is the query, which has no more rows than
-      the key, and a single row in a decoding step.
+    Only one of the two factors is multiplied:
+
+    * With a weight, it is the factor with fewer elements, because that is less work.
+    * Without a weight, it is the left factor. In an inner product, this is the query, which has no more rows than the
+      key, and a single row in a decoding step.
 
     Args:
         left, right: The factors, (B, H, T or S, r) each.
         scale: A number.
         weight: A weight for each head, (1, H, 1, 1), or None.
     """
-    has_scale = scale != 1.0  # The multiplication by 1 is saved.
+    has_scale = scale != 1.0
     if weight is None:
         return Factors(left * scale, right) if has_scale else Factors(left, right)
     scaled_weight = weight * scale if has_scale else weight
@@ -323,36 +322,40 @@ def apply_scale_and_weight(left: Tensor, right: Tensor, scale: float, weight: Te
 
 
 def multiply_in(term: Product) -> Product:
-    """Returns the same inner product without scale and weight, which are multiplied into its query or key."""
+    """Returns an equal inner product with scale 1 and no weight. Both are multiplied into its query or key."""
     factors = apply_scale_and_weight(term.query, term.key, term.scale, term.weight)
     return Product(query=factors.left, key=factors.right)
 
 
 def outer_factors(outer: Outer, src_len: int) -> Factors:
-    """Returns the left and right factor of an outer product, with as many features as `src_len` columns need.
+    """Returns the left and right factor of an outer product, with the features that `src_len` columns need.
 
-    An outer product repeats all b right features for each left feature: the first b columns are the left feature 0
-    times each right feature, the next b columns are the left feature 1 times each right feature, and so on. If the left
-    features are not enough, they begin again with feature 0.
+    The columns are the left feature 0 times each right feature, then the left feature 1 times each right feature, and
+    so on. For example, with the left features (l0, l1) and the right features (r0, r1, r2), the 8 columns
+
+        l0 r0, l0 r1, l0 r2,    l1 r0, l1 r1, l1 r2,    l0 r0, l0 r1
+
+    need the left features (l0, l1, l0) and all right features. `outer_product` repeats the right features itself.
+
+    Args:
+        outer: The outer product. Its weight is multiplied into one of the factors.
+        src_len: S, the number of columns.
     """
     left_size = outer.left_size
-    right_size = outer.factors.shape[3] - left_size  # b
+    right_size = outer.factors.shape[3] - left_size
     all_left, all_right = outer.factors.split([left_size, right_size], dim=3)
-    # For example, with 2 left features and b = 3, 8 columns need the left features 0, 1 and 0 again.
     num_needed_left = count_left_features(src_len, right_size)  # 8 / 3, rounded up to 3
     left = take_positions(all_left, dim=3, start=0, count=num_needed_left)
-    # Right features are not repeated here, but when the factors are multiplied. Some are not needed if S < b.
-    num_needed_right = min(right_size, src_len)
+    num_needed_right = min(right_size, src_len)  # A row of 2 columns would need only r0 and r1.
     right = take_positions(all_right, dim=3, start=0, count=num_needed_right)
     # An outer product has no scale.
     return apply_scale_and_weight(left, right, scale=1.0, weight=outer.weight)
 
 
 def count_left_features(src_len: int, right_size: int) -> int:
-    """Returns how many left features of an outer product `src_len` columns need.
+    """Returns how many left features of an outer product `src_len` columns need: ``src_len / right_size``, rounded up.
 
-    Each left feature is for `right_size` neighbouring columns. The columns of the last one may be cut off, so this is
-    ``src_len / right_size``, rounded up.
+    Each left feature is for `right_size` neighbouring columns, or fewer at the end of the row.
     """
     return (src_len + right_size - 1) // right_size
 
@@ -380,9 +383,9 @@ def toeplitz(values: Tensor, src_len: int) -> Tensor:
 
 
 def inner_product(query: Tensor, key: Tensor) -> Tensor:
-    """Returns ``query @ key^T``, (B, H, T, S).
+    """Returns ``query @ key^T``, (B, H, T, S), as a new tensor.
 
-    torch.matmul would copy keys that all sentences share, once for each sentence. This function does not copy them.
+    If all sentences share the keys, ``torch.matmul`` would copy them for each sentence. This function does not.
 
     Args:
         query: (B or 1, H or 1, T, r).
@@ -400,9 +403,15 @@ def inner_product(query: Tensor, key: Tensor) -> Tensor:
 
 
 def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
-    """Returns the outer product of each row's left and right factor, as a row of `src_len` columns.
+    """Returns the outer product of each row's left and right factor, (B, H, T, S), as a new tensor.
 
-    Column j is ``left[j // b] * right[j % b]``, where b is the number of right features.
+    Column j is ``left[j // b] * right[j % b]``. For example, the left factor (2, 3) and the right factor (5, 7) give
+    the columns 10, 14, 15 and 21.
+
+    Args:
+        left: (B, H, T, a), as `outer_factors` returns it.
+        right: (B, H, T, b).
+        src_len: S, the number of columns, which is at most ``a * b``.
     """
     right_size = right.shape[3]
     num_left_features = count_left_features(src_len, right_size)
@@ -412,12 +421,12 @@ def outer_product(left: Tensor, right: Tensor, src_len: int) -> Tensor:
 
 
 def join_features(factors: list[Tensor], bsz: int | None = None, num_heads: int | None = None) -> Tensor:
-    """Returns one tensor with the features of all `factors`, one factor after another, as (B, H, T, r1 + r2 + ...).
+    """Returns the features of several tensors side by side, (B, H, T, r1 + r2 + ...).
 
     Args:
         factors: Tensors (B or 1, H or 1, T, r), where r may differ.
-        bsz: The number of sentences of the result. With None, it is that of the factors, and 1 only if all have 1.
-        num_heads: The number of heads of the result. With None, it is that of the factors, and 1 only if all have 1.
+        bsz: The number of sentences of the result. With None, it is the largest number in `factors`.
+        num_heads: The number of heads of the result. With None, it is the largest number in `factors`.
     """
     if bsz is None:
         bsz = find_common_size(factor.shape[0] for factor in factors)

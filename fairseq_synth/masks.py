@@ -21,9 +21,8 @@ from .tensors import at_least_fp32, in_type, lowest, on_cpu
 def causal_mask(like: Tensor) -> Tensor:
     """Returns the ``attn_mask`` that stands for causal attention: a tensor without elements on the device of `like`.
 
-    It says that row i sees the columns up to i, and that all padding is on the right. A matrix (T, T) with minus
-    infinity above the diagonal has the same effect in `masked_softmax`. But a computation that wants to skip the hidden
-    logits would have to read the values of the matrix, whereas this mask is known by its size.
+    It says that row i sees the columns up to i, and that all padding is on the right. A computation knows this mask by
+    its size, and can skip the hidden logits. Of an ordinary mask (T, T), it would have to read the values first.
     """
     return like.new_empty(0, 0)
 
@@ -41,10 +40,10 @@ def to_boolean_or_float(attn_mask: Tensor | None) -> Tensor | None:
 
 
 def without_hidden_padding(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-    """Returns the padding mask that a call still needs: none under the `causal_mask`.
+    """Returns the padding mask, or None under the `causal_mask`, where no padding mask is needed.
 
-    Under the `causal_mask`, a token sees only what is before it. All padding must be after the tokens of its sentence.
-    So no token sees padding, even without a padding mask.
+    There, all padding must be after the tokens of its sentence, and a token sees only what is before it. So it sees no
+    padding.
 
     Args:
         key_padding_mask: (B, T), true at padding, or None.
@@ -63,7 +62,7 @@ def without_hidden_padding(key_padding_mask: Tensor | None, attn_mask: Tensor | 
 
 
 def future_mask(length: int, like: Tensor) -> Tensor:
-    """Returns the `causal_mask` in numbers: (T, T), minus infinity above the diagonal and 0 elsewhere.
+    """Returns a causal mask to add to logits, (length, length): minus infinity above the diagonal and 0 elsewhere.
 
     It has the type and device of `like`.
     """
@@ -75,7 +74,7 @@ def masked_softmax(
 ) -> Tensor:
     """Returns the softmax of the logits over the keys that are not hidden, (B or 1, H, T, S).
 
-    It has the type of `scores`, or fp32 at least if `attn_mask` adds numbers.
+    It has the type of `scores`, or fp32 at least if `attn_mask` is a mask of numbers.
 
     Args:
         scores: The logits, (B or 1, H, T or 1, S).
@@ -84,30 +83,30 @@ def masked_softmax(
         zero_rows_without_keys: What happens to a row whose keys are all hidden. If true, its weights and its gradient
             are 0. If false, its weights are finite numbers without a meaning, which saves two passes over the weights.
     """
-    # `scores` is replaced at each step, so that the logits of the step before take no memory any longer.
+    # Masks that are added: numbers, and the `causal_mask`. `scores` is replaced at each step, so that the logits of the
+    # step before take no memory any longer.
     if attn_mask is not None:
-        # The numbers of the mask; minus infinity on later columns for the `causal_mask`; nothing for booleans.
         scores = add_mask(scores, attn_mask)
-    # The keys that are hidden by padding, by booleans, or by minus infinity in a mask of numbers. Under the
-    # `causal_mask` alone there are none, because every row sees its own column, and minus infinity is enough.
+    # Keys that are hidden by padding, by booleans, or by minus infinity in a mask of numbers.
     hidden = hidden_keys(key_padding_mask, attn_mask)
     if hidden is None:
         return torch.softmax(scores, dim=-1)
-    # The softmax of a row that has nothing but minus infinity is NaN. Therefore, hidden keys get a finite number. It is
-    # so low that their weight is 0, except in a row whose keys are all hidden: there, all weights are 1 / S.
+    # The softmax of a row with nothing but minus infinity would be NaN. Therefore, the logits of hidden keys become a
+    # finite number, which is so low that their weight is 0. But if all S keys of a row are hidden, their weights are
+    # 1 / S, and may have to be set to 0.
     scores = scores.masked_fill(hidden, lowest(scores.dtype))
     weights = torch.softmax(scores, dim=-1)
     if zero_rows_without_keys:
-        return weights.masked_fill(hidden, 0.0)  # turns 1 / S into 0; elsewhere, hidden keys have the weight 0 already
+        return weights.masked_fill(hidden, 0.0)
     return weights
 
 
 def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
-    """Returns the logits after adding the numbers of a mask, if it has any.
+    """Returns the logits plus a mask.
 
-    * The `causal_mask` adds minus infinity to the logits of later columns. The logits keep their type.
-    * A boolean mask adds nothing. Its keys are in the result of `hidden_keys`.
+    * The `causal_mask` stands for minus infinity in later columns. The logits keep their type.
     * A mask of numbers is added in fp32 at least.
+    * A boolean mask is not added: the logits are returned as they are. `masked_softmax` applies such a mask later.
 
     Args:
         scores: The logits, (B or 1, H, T or 1, S). There is a single row if all rows are the same.
@@ -123,9 +122,10 @@ def add_mask(scores: Tensor, attn_mask: Tensor) -> Tensor:
 
 
 def hidden_keys(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Tensor | None:
-    """Returns which keys the masks hide from which rows, as a tensor of booleans; or None if they hide none.
+    """Returns a boolean mask that is true where a row may not see a key, because of either mask; or None.
 
-    The keys that the `causal_mask` hides are not included, because `add_mask` hides them.
+    The `causal_mask` does not count here. `add_mask` adds it, and that is enough, because each row sees one key at
+    least.
 
     Args:
         key_padding_mask: (B, S), true for hidden keys of a sentence, or None.
@@ -133,7 +133,7 @@ def hidden_keys(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Te
             for them; or the `causal_mask`; or None.
 
     Returns:
-        (B, 1, T, S), (B, 1, 1, S) or (T, S), all of which fit logits (B, H, T, S); or None
+        (B, 1, T, S), (B, 1, 1, S) or (T, S), all of which fit logits (B, H, T, S); None if no mask counts
     """
     hidden_by_attn_mask = keys_hidden_from_rows(attn_mask)  # (T, S), or None
     if key_padding_mask is None:
@@ -145,7 +145,10 @@ def hidden_keys(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> Te
 
 
 def keys_hidden_from_rows(attn_mask: Tensor | None) -> Tensor | None:
-    """Returns the keys that an ``attn_mask`` hides, (T, S), or None without a mask and for the `causal_mask`."""
+    """Returns an ``attn_mask`` as booleans (T, S), true where a key is hidden from a row.
+
+    Without a mask, and for the `causal_mask`, the result is None.
+    """
     if attn_mask is None or is_causal(attn_mask):
         return None
     if attn_mask.dtype == torch.bool:
@@ -181,8 +184,8 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
     Tokens keep their order, and so does padding. For example, a sentence with padding in the columns 0 and 3 has the
     mask [1, 0, 0, 1] and gets the columns [2, 0, 1, 3].
 
-    The result is None if nothing has to move. This is only checked on a CPU. On a GPU, the CPU would have to wait for
-    the answer, so the columns are always computed there.
+    If nothing has to move, the result is None on a CPU. On a GPU this is not checked, because the CPU would have to
+    wait for the answer.
 
     Args:
         padding_mask: (B, T), true at padding, which may be anywhere.
@@ -192,15 +195,15 @@ def aligned_columns(padding_mask: Tensor) -> Tensor | None:
     is_token = (~padding_mask).long()  # in the example [0, 1, 1, 0]
     is_padding = 1 - is_token  # [1, 0, 0, 1]
     num_tokens = is_token.sum(dim=1, keepdim=True)  # (B, 1), [2]
-    # A token moves behind the tokens before it. Padding moves behind all tokens, and the padding before it. Both are
-    # computed for every column, and then each column takes what it is:
+    # A token moves behind the tokens on its left. Padding moves behind all tokens and the padding on its left. Both are
+    # computed for every column first.
     column_if_token = count_before(is_token)  # [0, 0, 1, 2]
     column_if_padding = num_tokens + count_before(is_padding)  # 2 + [0, 1, 1, 1] = [2, 3, 3, 3]
     return torch.where(padding_mask, column_if_padding, column_if_token)  # [2, 0, 1, 3]
 
 
 def count_before(is_counted: Tensor) -> Tensor:
-    """Returns for each column how many ones there are on its left: [0, 1, 1, 0] -> [0, 0, 1, 2].
+    """Returns the number of ones on the left of each column: [0, 1, 1, 0] -> [0, 0, 1, 2].
 
     Args:
         is_counted: (B, T), of integers 0 and 1.

@@ -36,48 +36,44 @@ def refuses(
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """Returns ``softmax(S) V``, (T B, C); see `attend`.
+    """Returns ``softmax(S) V``, (T B, C). The arguments are those of `attend`.
 
-    torch computes ``softmax(torch_scale * query @ key^T + mask) V``.
+    torch computes ``softmax(torch_scale * query @ key^T + mask) V``. So the terms of the logits S are divided between
+    the query and key, and the mask:
 
-    * Inner products, and biases that depend only on the column, become the query and key.
-    * All other terms of the logits become the mask, together with `key_padding_mask` and `attn_mask`.
+    * Inner products, and biases that depend only on the column, become one query and key.
+    * All other terms become the mask, together with `key_padding_mask` and `attn_mask`.
 
-    The rows of a sentence that consists of padding alone are computed too, and their results mean nothing.
+    The output of a sentence that consists of padding alone has no meaning.
     """
     assert logits.products, "`refuses` must refuse logits that have no inner product"
-    # A bias that depends only on the column becomes a part of the key, and any other bias a part of the mask.
     column_biases: list[Bias] = []
-    other_biases: list[Bias] = []
+    terms_of_mask: list[Term] = [*logits.outers, *logits.diagonals]
     for bias in logits.biases:
         if is_column_bias(bias):
             column_biases.append(bias)
         else:
-            other_biases.append(bias)
+            terms_of_mask.append(bias)
 
-    # The query and key. Each product has a scale of its own, but torch takes one scale for all. With that of the first
-    # product, the query of this product needs no multiplication.
+    # torch takes one scale, although each product has its own. With the scale of the first product, the query of this
+    # product need not be multiplied.
     torch_scale = logits.products[0].scale
     query, key = join_products(logits.products, column_biases, torch_scale, like=value)
 
-    # The mask.
-    terms_of_mask: list[Term] = [*logits.outers, *logits.diagonals, *other_biases]
+    # torch hides the future faster without a mask, but cannot do both at once. So if there is a mask, it has to hide
+    # the future, too.
+    mask = None
+    torch_hides_future = is_causal(attn_mask)
     needs_mask = bool(terms_of_mask) or key_padding_mask is not None
-    hides_future = is_causal(attn_mask)
     if needs_mask:
-        # torch cannot hide the future in addition to a mask. So the mask hides it.
-        mask = make_mask(terms_of_mask, key_padding_mask, hides_future, like=value)
+        mask = make_mask(terms_of_mask, key_padding_mask, hides_future=torch_hides_future, like=value)
         torch_hides_future = False
-    else:
-        # torch hides the future itself, which is faster than a mask.
-        mask = None
-        torch_hides_future = hides_future
     out = call_torch(query, key, value, mask, dropout, torch_hides_future, torch_scale)
     return join_heads(out)
 
 
 def is_column_bias(term: Bias) -> bool:
-    """Returns whether a bias depends only on the column. Then all rows are the same, and the tensor has only one."""
+    """Returns whether a bias depends only on the column. Such a bias has a single row, which stands for all rows."""
     return term.bias.shape[2] == 1
 
 
@@ -90,7 +86,7 @@ def sum_terms(terms: list[Term], like: Tensor) -> Tensor:
     """
     first_term = terms[0]
     if len(terms) == 1 and isinstance(first_term, Bias):
-        # The usual mask is one bias, as in random + vanilla. This is faster than to sort the terms of a sum.
+        # The usual case, as in random + vanilla, is computed faster without `Logits`.
         total = multiply(first_term.bias, first_term.weight)
     else:
         length = like.shape[2]
@@ -109,8 +105,8 @@ def call_torch(
 ) -> Tensor:
     """Returns ``softmax(torch_scale * query @ key^T + mask) V``, (B, H, T, d_h), computed by torch's fused attention.
 
-    torch's kernels want a multiple of 8 features, so features of 0 are added to the query, key and value. The result
-    has those of the value too, and they are cut off again.
+    torch's kernels want a multiple of 8 features, so features of 0 are added to the query, key and value. The features
+    that are added to the value are in the result, too, and are cut off again.
 
     Args:
         query, key: (B, H, T, r).
@@ -131,16 +127,17 @@ def call_torch(
         scale=torch_scale,
     )
     head_dim = value.shape[3]
-    has_added_features = out.shape[3] > head_dim
-    return out[..., :head_dim] if has_added_features else out
+    if out.shape[3] == head_dim:
+        return out
+    return out[..., :head_dim]
 
 
 def join_products(products: list[Product], column_biases: list[Bias], torch_scale: float, like: Tensor) -> Factors:
-    """Returns one query and key, (B, H, T, r), with ``torch_scale * query @ key^T`` equal to a sum of terms.
+    """Returns one query and key, (B, H, T, r), so that ``torch_scale * query @ key^T`` is the sum of the given terms.
 
-    First, each term becomes a query and key of its own, whose inner product times `torch_scale` is the term. Then the
-    features of all queries are joined, and those of all keys. The inner product of the results is the sum of the inner
-    products: ``[q1 q2] [k1 k2]^T = q1 k1^T + q2 k2^T``.
+    First, each term becomes a query and key of its own, whose inner product times `torch_scale` is the term. Then all
+    queries are joined along their features, and so are all keys. This adds up the inner products:
+    ``[q1 q2] [k1 k2]^T = q1 k1^T + q2 k2^T``.
 
     Args:
         products: The inner products of the sum, at least one.
@@ -159,19 +156,19 @@ def join_products(products: list[Product], column_biases: list[Bias], torch_scal
 
 
 def product_for_torch(term: Product, torch_scale: float) -> Factors:
-    """Returns a query and key with ``torch_scale * query @ key^T`` equal to a term ``weight * scale * q @ k^T``.
+    """Returns a query and key so that ``torch_scale * query @ key^T`` is the term ``weight * scale * q @ k^T``.
 
-    For example, if the scale of the product is 0.5 and torch_scale is 0.25, the query is multiplied by 2.
+    For example, if the scale of the term is 0.5 and `torch_scale` is 0.25, the query is multiplied by 2.
     """
     remaining_scale = term.scale / torch_scale
     return apply_scale_and_weight(term.query, term.key, remaining_scale, term.weight)
 
 
 def column_bias_for_torch(term: Bias, torch_scale: float, like: Tensor) -> Factors:
-    """Returns a query and key, (B, H, T, 8), with ``torch_scale * query @ key^T`` equal to a bias times its weight.
+    """Returns a query and key, (B, H, T, 8), so that ``torch_scale * query @ key^T`` is a bias times its weight.
 
-    torch's kernels want a multiple of 8 features (`FEATURE_MULTIPLE`). So there are 8 equal features. In each of them,
-    the key has the bias, and the query has ``weight / (8 torch_scale)``. So torch computes
+    The key is the bias, and the query is ``weight / (8 torch_scale)``, repeated in 8 equal features, because torch's
+    kernels want a multiple of 8 (`FEATURE_MULTIPLE`). So torch computes
 
         torch_scale * (8 features * bias * weight / (8 torch_scale)) = bias * weight
 
@@ -194,10 +191,9 @@ def column_bias_for_torch(term: Bias, torch_scale: float, like: Tensor) -> Facto
 
 
 def join_factors(pairs: list[Factors], bsz: int, num_heads: int) -> Factors:
-    """Joins the features of all queries and of all keys, and returns one query (B, H, T, r) and one key (B, H, T, r).
+    """Returns one query and one key, (B, H, T, r) each, whose inner product is the sum of the given inner products.
 
-    The inner product of the returned query and key is the sum of the given inner products, because it adds up the
-    products of all features.
+    The query has the features of all queries side by side, and the key has the features of all keys.
 
     Args:
         pairs: The query (`Factors.left`) and the key (`Factors.right`) of each inner product, (B or 1, H or 1, T, r).
@@ -220,13 +216,13 @@ def has_full_size(product: Factors, bsz: int, num_heads: int) -> bool:
 
 
 def make_mask(terms: list[Term], key_padding_mask: Tensor | None, hides_future: bool, like: Tensor) -> Tensor:
-    """Returns the numbers (B, H, T, T) that torch is to add to the inner products.
+    """Returns the mask (B, H, T, T) that torch is to add to the inner products.
 
-    They are the sum of the other terms of the logits, plus a very low number in the columns of padding, plus minus
-    infinity in the columns of later tokens if the call hides the future.
+    It is the sum of some terms of the logits, plus a very low number in the columns of padding, plus minus infinity in
+    the columns of later tokens if the call hides the future.
 
     Args:
-        terms: The terms of the logits that are no inner product.
+        terms: The terms of the logits that the mask contains.
         key_padding_mask: (B, T), true at padding, or None. It must be given if there are no terms.
         hides_future: Whether a row sees only the columns up to its own.
         like: The values, (B, H, T, d_h). Only their sizes and type are read.
@@ -248,7 +244,7 @@ def make_mask(terms: list[Term], key_padding_mask: Tensor | None, hides_future: 
 
 
 def add_padding(logits: Tensor, key_padding_mask: Tensor) -> Tensor:
-    """Returns logits plus the `padding_in_numbers`, (B, H or 1, T or 1, T).
+    """Returns logits plus a very low number in the columns of padding, (B, H or 1, T or 1, T).
 
     Args:
         logits: (B or 1, H or 1, T or 1, T).
@@ -270,7 +266,7 @@ def padding_in_numbers(key_padding_mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def padding_of_columns(key_padding_mask: Tensor) -> Tensor:
-    """Returns a padding mask (B, T) as booleans for the columns of logits, (B, 1, 1, T)."""
+    """Returns a padding mask (B, T) as booleans (B, 1, 1, T), in which it fits logits (B, H, T, T)."""
     bsz, length = key_padding_mask.size()
     return in_type(key_padding_mask, torch.bool).view(bsz, 1, 1, length)
 
