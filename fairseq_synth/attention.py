@@ -28,7 +28,7 @@ from .positions import Inputs
 from .synthesizers import LayerSynthesizer
 from .tensors import is_recorded
 
-# fairseq's dictionary for a decoder's state: an entry for each attention. Its values are tables and caches here.
+# The state of a decoder, a dictionary of fairseq. Each attention has two entries: a `LayerCache` and a `BlockTable`.
 IncrementalState = dict[str, Any]
 
 
@@ -92,13 +92,13 @@ class SyntheticAttention(nn.Module):
         self.synthesizer = synthesizer
         self.reset_parameters()  # gives values to the parameters of the projections and the synthesizer
 
-        # A decoder keeps what it needs of earlier tokens in a dictionary, in which each attention has two keys of its
-        # own. The first one is for its vectors, which are the keys and values of all tokens so far.
+        # In decoding, all layers keep what they need of earlier tokens in one dictionary, `incremental_state`. This
+        # layer has two entries: its attention keys and values (`cache.LayerCache`), and a table that says which of them
+        # belong to which hypothesis of the beam search (`cache.BlockTable`).
         self.vectors_key = self.state_key("vectors")
-        # The second one is for a table, which says which vectors belong to which hypothesis of the beam search.
         self.table_key = self.state_key("table")
-        # The table that this layer reads. At first, it is the layer's own. A decoder calls `share_table` of all layers
-        # but the first one, which then read the first layer's table.
+        # In a decoder, all layers read the table of the first layer, for which the decoder calls `share_table`. Before
+        # that, a layer reads its own table.
         self.first_layers_table_key = self.table_key
 
     def build_projections(self, q_noise: float, qn_block_size: int) -> None:
@@ -149,8 +149,8 @@ class SyntheticAttention(nn.Module):
             query: (T, B, C), the positions 0 to T - 1 of the sentences, or the newest tokens in decoding.
             key, value: The same tensor as `query`, or None, because this is self-attention.
             key_padding_mask: (B, T), true at padding, for the tokens of this call.
-            incremental_state: The state of a decoder. This module keeps its values in it, its keys if a function reads
-                keys, and the block table that tells where they are.
+            incremental_state: In decoding, the state of the decoder, to which the newest tokens are added in place.
+                Otherwise None.
             need_weights: Whether to return the attention weights, averaged over the heads.
             attn_mask: (T, S), boolean with true for hidden keys, or floating point to add to the logits; or the
                 `causal_mask`, which is the fast way to say that a decoder looks back only.
@@ -174,18 +174,24 @@ class SyntheticAttention(nn.Module):
                 raise ValueError(
                     "attn_mask: causal_mask is for whole sentences; leave out attn_mask in incremental decoding"
                 )
+            # The queries are those of the newest tokens. Keys, values and padding are now those of all tokens so far.
             memory = self.remember(incremental_state, k, v, key_padding_mask)
             k = cache.read_keys(memory.vectors, memory.table, self.num_query_heads)
             src_len = memory.table.rows.shape[2]
             key_padding_mask = memory.table.key_padding_mask
+
         synthesizer: LayerSynthesizer = read_module(self, "synthesizer")
-        logits = synthesizer(Inputs(query, q, k, src_len - tgt_len, src_len))
+        start = src_len - tgt_len  # the position of the first query
+        logits = synthesizer(Inputs(query, q, k, start, src_len))  # S for each group of heads
 
         returns_weights = need_weights or need_head_weights
         if memory is None and not returns_weights:
+            # The usual case, in which the weights need not exist as a whole.
             out = self.attend_in_groups(logits, v, key_padding_mask, attn_mask)
             return self.project_out(out, query.size()), None
-        # In decoding, each hypothesis has weights of its own, because its values are in other rows of the cache.
+
+        # Sentences with the same logits share their weights, which are (1, H, T, S) then. But in decoding, there are
+        # weights for each of the B hypotheses, because their values are in different rows of the cache.
         bsz_of_weights = None if memory is None else bsz
         weights = self.compute_weights(logits, tgt_len, src_len, key_padding_mask, attn_mask, bsz_of_weights)
         weights = weights.to(v.dtype)
@@ -195,9 +201,10 @@ class SyntheticAttention(nn.Module):
         else:
             out = cache.weighted_values(kept_weights, memory.vectors, memory.table)
         out = self.project_out(join_heads(out), query.size())
+
         if not returns_weights:
             return out, None
-        weights = weights.expand(bsz, -1, -1, -1)
+        weights = weights.expand(bsz, -1, -1, -1)  # The weights before dropout are returned.
         if need_head_weights:
             return out, weights.transpose(0, 1)
         return out, weights.mean(dim=1)
@@ -205,8 +212,8 @@ class SyntheticAttention(nn.Module):
     def project(self, x: Tensor) -> Projections:
         """Returns the queries, keys and values of the layer's input (T, B, C).
 
-        Queries and keys are None if no head reads them. Each projection is a matrix product. In training, all three are
-        computed by a single product, which is faster, unless a projection has hooks or is quantized.
+        Queries and keys are None if no head reads them. In training, one matrix product computes all three, which is
+        faster than three products. This is not possible if a projection has hooks or is quantized.
         """
         v_proj = read_module(self, "v_proj")
         if self.num_query_heads == 0:
@@ -215,7 +222,7 @@ class SyntheticAttention(nn.Module):
         k_proj = read_module(self, "k_proj")
 
         joined = None
-        # If torch traces or compiles the model, it is to record what is computed in inference.
+        # If torch traces or compiles the model, its recording is to have the three products of inference.
         if self.training and not is_recorded():
             joined = join_linear_layers([q_proj, k_proj, v_proj])  # None if a projection has hooks or is quantized
         if joined is not None:
@@ -229,7 +236,7 @@ class SyntheticAttention(nn.Module):
     def project_at_once(self, x: Tensor, joined: LinearWeights) -> Projections:
         """Returns queries, keys and values, computed by one matrix product in place of three.
 
-        This is faster in training, because the gradient of the input is one product, too, and no sum of three.
+        This is faster in training, because the gradient of the input is one product, too, in place of a sum of three.
 
         Args:
             x: The layer's input, (T, B, C).
@@ -250,18 +257,18 @@ class SyntheticAttention(nn.Module):
         return x.reshape(tgt_len, bsz, width // self.head_dim, self.head_dim).permute(1, 2, 0, 3)
 
     def project_out(self, out: Tensor, size: torch.Size) -> Tensor:
-        """Returns the output of the layer: the output projection of all heads, as a tensor of `size` (T, B, C).
+        """Returns the output of the layer, (T, B, C), by applying the output projection to the outputs of the heads.
 
         Args:
             out: The outputs of the heads side by side, (T B, C).
-            size: The size of the result.
+            size: The size of the result, (T, B, C).
         """
         out_proj = read_module(self, "out_proj")
         weights = read_linear_weights(out_proj)
         if weights is None:
-            # The layer has to be called, for example because it has hooks or is quantized.
+            # The module has to be called itself, for example because it has hooks or is quantized.
             return out_proj(out.view(size))
-        # A matrix product of two dimensions takes less time than one of three.
+        # This is faster, because `out` is a matrix here, and a tensor of three dimensions above.
         return F.linear(out, weights.weight, weights.bias).view(size)
 
     def dropout(self) -> float:
@@ -276,16 +283,16 @@ class SyntheticAttention(nn.Module):
     ) -> Tensor:
         """Returns ``softmax(S) V`` of all heads, (T B, C), without keeping the attention weights.
 
-        `computations.attend` chooses the fastest way to compute it, for each group of heads on its own.
+        `computations.attend` computes it for each group of heads on its own, in the fastest way for the group.
 
         Args:
-            logits: S for each group of heads of one kind.
+            logits: S for each group of heads. The heads of a group have the same synthesizing functions.
             v: V of all heads, (B, H, T, d_h).
             key_padding_mask, attn_mask: As in `computations.attend`.
         """
         dropout = self.dropout()
         if len(logits) == 1:
-            # The values of a single group are not split, because the backward pass would copy their gradient.
+            # Without `split`, the backward pass need not copy the gradient of the values.
             return attend(logits[0], v, key_padding_mask, attn_mask, dropout)
         values = v.split(self.heads_of_groups(), dim=1)
         outputs = []  # for each group (T B, d_h times the number of its heads)
@@ -323,7 +330,7 @@ class SyntheticAttention(nn.Module):
         return join_weights(weights_by_group)
 
     def heads_of_groups(self) -> list[int]:
-        """Returns the number of heads in each group of heads of one kind."""
+        """Returns the number of heads in each group. The heads of a group have the same synthesizing functions."""
         synthesizer: LayerSynthesizer = read_module(self, "synthesizer")
         return [mixture.num_heads for mixture in synthesizer.mixtures()]
 
@@ -415,9 +422,13 @@ class SyntheticAttention(nn.Module):
         self.first_layers_table_key = first.table_key
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
-        """Changes the state to the hypotheses with which the beam search goes on.
+        """Changes the state to the hypotheses with which the beam search goes on, in place, and returns it.
 
         Only the block table is reordered, by the layer that owns it. Keys and values stay where they are.
+
+        Args:
+            incremental_state: The state of the decoder.
+            new_order: Hypothesis i goes on from the old hypothesis ``new_order[i]``.
         """
         table: cache.BlockTable | None = incremental_state.get(self.table_key)
         if table is not None:
@@ -466,20 +477,21 @@ class SyntheticAttention(nn.Module):
     # ---- checkpoints
 
     def make_generation_fast_(self, **_: Any) -> None:
-        """Makes generation faster, by multiplying numbers into parameters once in place of multiplying in each call.
+        """Changes the parameters so that generation is faster. fairseq calls this method, by this name, before it.
 
-        These numbers are the weights of mixtures and the scale 1 / sqrt(d_h) of dot products. The attention keeps its
-        output, but cannot be trained any more. Nothing is changed if there are hooks on the projection of the queries,
-        or if projections are quantized. fairseq calls this method, by this name, before it generates.
+        The weights of mixtures and the scale 1 / sqrt(d_h) of dot products are multiplied into the parameters once, and
+        no longer into the logits of each call. The attention keeps its output, but cannot be trained any more.
+
+        Nothing is changed if there are hooks on the projection of the queries, or if projections are quantized.
         """
         if not self.can_be_folded():
             return
         with torch.no_grad():
-            # Dot products: their weight and scale are multiplied into q_proj. This comes first, because the mixtures
-            # have no weights and scales any more after the second step.
+            # The weight and scale of dot products are multiplied into q_proj. This has to come first, because
+            # `fold_weights_` removes them from the mixtures.
             if self.q_proj is not None:
                 self.scale_queries_(self.factors_of_dot_products())
-            # All other functions: their weights are multiplied into their own parameters.
+            # The weights of all other functions are multiplied into the parameters of these functions.
             for mixture in self.synthesizer.mixtures():
                 mixture.fold_weights_(like=weight_of(self.out_proj))
 
@@ -515,43 +527,44 @@ class SyntheticAttention(nn.Module):
         return has_plain_queries and not is_quantized
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        # This is not in an `upgrade_state_dict_named`, as fairseq calls that before --encoder-layers-to-keep renames
-        # layers. fairseq's own splits the joint projection of queries, keys and values that its older checkpoints have.
+        """Loads the parameters from a checkpoint, which is adapted first. torch calls this for every module.
+
+        The method `upgrade_state_dict_named` would be too early for this, because fairseq calls it before
+        --encoder-layers-to-keep renames layers.
+        """
+        # Older checkpoints of fairseq have one projection for queries, keys and values, which is split here.
         MultiheadAttention.upgrade_state_dict_named(self, state_dict, prefix.rstrip("."))
         adapt_checkpoint(state_dict, prefix, self.synthesizer, self.loads_stock_checkpoint)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class Memory(NamedTuple):
-    """Keys and values of all tokens in a layer, and the table that tells which belong to which hypothesis."""
+    """The keys and values of all tokens so far, and a table that says which of them belong to which hypothesis."""
 
     vectors: cache.LayerCache
     table: cache.BlockTable
 
 
 def make_memory(keys: Tensor | None, values: Tensor, key_padding_mask: Tensor | None) -> Memory:
-    """Returns the memory of a layer that has seen only these t tokens.
-
-    The memory has two parts. Vectors are the keys and values, as rows of two matrices. The table says which rows belong
-    to which of the B hypotheses.
+    """Returns the memory of a layer that has decoded only these t tokens of each hypothesis.
 
     Args:
         keys: (B, heads with keys, t, d_h), or None if no head reads keys.
         values: (B, H, t, d_h).
         key_padding_mask: (B, t), true at padding, or None.
     """
-    # The tokens are added to an empty memory, which has no table (None) and no matrices (None).
+    # The tokens are added to an empty memory, in which both parts are None.
     table = cache.extend_table(table=None, layer_cache=None, newest_values=values, key_padding_mask=key_padding_mask)
     vectors = cache.append_to_layer(layer_cache=None, newest_keys=keys, newest_values=values, table=table)
     return Memory(vectors=vectors, table=table)
 
 
 def join_weights(weights_by_group: list[Tensor]) -> Tensor:
-    """Returns the attention weights of all heads, (B, H, T, S), from those of each group of heads.
+    """Returns the attention weights of all heads, (B, H, T, S), by joining those of several groups of heads.
 
     Args:
-        weights_by_group: (B, heads of the group, T, S) for each group; or (1, heads of the group, T, S) if the weights
-            are the same for all B sentences. If that is so in all groups, it is so in the result.
+        weights_by_group: (B, heads of the group, T, S) for each group; or (1, heads of the group, T, S) if all
+            sentences have the same weights. If every group has size 1 there, so has the result.
     """
     bsz = max(weights.shape[0] for weights in weights_by_group)
     expanded_weights = [weights.expand(bsz, -1, -1, -1) for weights in weights_by_group]
@@ -585,7 +598,7 @@ def check_heads(synthesizer: LayerSynthesizer, num_heads: int, head_dim: int) ->
 
 
 def weight_of(layer: nn.Module) -> Tensor:
-    """Returns the weight of a linear layer, whose type a module does not know."""
+    """Returns the weight of a linear layer. The cast tells type checkers that it is a tensor."""
     return cast(Tensor, layer.weight)
 
 
@@ -593,8 +606,10 @@ def check_self_attention(query: Tensor, key: Tensor | None, value: Tensor | None
     """Raises ValueError if `key` or `value` is given and is not the same memory as `query`."""
     if key is query and value is query:
         return
-    for name, other in (("key", key), ("value", value)):
-        if other is None or other is query or torch.compiler.is_compiling():
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor is None or tensor is query or torch.compiler.is_compiling():
             continue
-        if other.data_ptr() != query.data_ptr() or other.size() != query.size() or other.stride() != query.stride():
+        # It may be another view of the same memory.
+        has_same_shape = tensor.size() == query.size() and tensor.stride() == query.stride()
+        if tensor.data_ptr() != query.data_ptr() or not has_same_shape:
             raise ValueError(f"{name}: must be the same tensor as query, as this is self-attention")

@@ -24,7 +24,10 @@ LARGEST_CAPACITY_FACTOR = 4
 
 
 class RowCounter:
-    """Counts the tokens that have rows in the matrices. Copies of a table share it, so that no row is used twice."""
+    """Counts the tokens that have got rows in the matrices.
+
+    It is an object of its own, because all copies of a table must share it: so no row is given to two tokens.
+    """
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -82,12 +85,14 @@ def extend_table(
     """Returns the table of the next step of a beam search, in which each hypothesis has n more tokens.
 
     A table says in which rows of the layers' matrices the keys and values of each hypothesis are. The new tokens get
-    rows that no copy of the table uses, and are counted in the table's `RowCounter`. If the matrices have too few free
-    rows, the table tells the layers to make new matrices and to copy all tokens into them (`BlockTable.kept_tokens`).
+    free rows. If there are too few, the table tells the layers to copy all tokens into new matrices first
+    (`BlockTable.kept_tokens`).
 
-    For example, let there be one head and a hypothesis with the rows 0 and 2, as row 1 belongs to a dropped hypothesis.
-    If the matrices have room, the result has the rows 0, 2 and 3, and row 3 is new. If they are full, the result has
-    the rows 0, 1 and 2 of new matrices, and the layers copy the tokens 0 and 2 to the first two of them.
+    For example, let there be one head and a hypothesis with the rows 0 and 2. Row 1 belongs to a dropped hypothesis.
+
+    * If the matrices have room, the result has the rows 0, 2 and 3. Row 3 is new.
+    * If they are full, the result has the rows 0, 1 and 2 of new matrices. The layers copy the tokens 0 and 2 to the
+      first two rows. Row 2 is new.
 
     Args:
         table: The table of the last step, or None before the first token.
@@ -103,8 +108,8 @@ def extend_table(
     num_old = table.rows.shape[2]
     length = num_old + num_new
 
-    # If the layers make new matrices, they copy the tokens `kept_tokens` of the old matrices into their first rows.
-    # From here on, `table` has these rows of the new matrices, and a new counter, which counts only these tokens.
+    # The layers make new matrices if they have to. `table` then gets the rows of its tokens in the new matrices, and a
+    # new counter, which counts only these tokens.
     kept_tokens = None
     has_old_tokens = num_old > 0
     capacity = count_tokens_that_fit(layer_cache, num_heads)
@@ -114,8 +119,7 @@ def extend_table(
         kept_tokens = list_tokens(table)
         table = renumber(table)
 
-    # The counter is changed: it counts the new tokens, too.
-    newest_rows = reserve_rows(table.counter, bsz, num_heads, num_new, device)
+    newest_rows = reserve_rows(table.counter, bsz, num_heads, num_new, device)  # counts the new tokens in the counter
     rows = torch.cat([table.rows, newest_rows], dim=2)  # (B, H, length)
     # In the flattened `rows`, each hypothesis and head has `length` neighbouring entries.
     offsets = torch.arange(0, bsz * num_heads * length, length, device=device)
@@ -138,9 +142,9 @@ def empty_table(bsz: int, num_heads: int, device: torch.device) -> BlockTable:
 
 
 def list_tokens(table: BlockTable) -> Tensor:
-    """Returns the numbers (t B,) of the tokens of all hypotheses: first those at position 0, then at position 1, ...
+    """Returns the numbers of the tokens of all hypotheses, (t B,): first at position 0, then at position 1, and so on.
 
-    Head h of the token with number n has the row ``n H + h``. So head 0 has the row ``n H``, which is divided by H.
+    Head h of the token with number n has the row ``n H + h``. So n is the row of head 0, divided by H.
     """
     num_heads = table.rows.shape[1]
     rows_of_head_0 = table.rows[:, 0].t().reshape(-1)  # (B, t) -> (t B,)
@@ -148,9 +152,10 @@ def list_tokens(table: BlockTable) -> Tensor:
 
 
 def renumber(table: BlockTable) -> BlockTable:
-    """Returns a table of the same tokens for new matrices, in which they are numbered from 0 in order of `list_tokens`.
+    """Returns a table of the same tokens for new matrices, with a new counter.
 
-    The layers copy the tokens into the new matrices in this order. Tokens of dropped hypotheses get no number.
+    The tokens are numbered from 0 on, in the order in which `list_tokens` lists them and the layers copy them into the
+    new matrices. Tokens of dropped hypotheses get no number.
     """
     bsz, num_heads, length = table.rows.size()
     counter = RowCounter()
@@ -163,14 +168,15 @@ def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens
 
     There are two reasons. For example, let the matrices have rows for 100 tokens, of which 95 are taken:
 
-    * The new tokens do not fit. 6 new tokens do not, because 95 + 6 > 100.
-    * Most of the memory is wasted, because the tokens of dropped hypotheses keep their rows. With the
-      `LARGEST_CAPACITY_FACTOR` 4, this is so if only 24 tokens are still in use, because 4 * 24 < 100.
+    * The new tokens do not fit. For example, there are 6 new tokens, and 95 + 6 > 100.
+    * Most rows are wasted, because dropped hypotheses keep theirs. For example, only 24 tokens are still in use, and
+      ``LARGEST_CAPACITY_FACTOR * 24 = 4 * 24 < 100``.
 
     Args:
-        counter: Says how many tokens have taken rows so far: all but the new ones, also those of dropped hypotheses.
-        num_new_tokens: Number of tokens to be written, of all hypotheses together.
-        num_live_tokens: Number of tokens in use: those of the hypotheses that are left, including the new ones.
+        counter: Says how many tokens have taken rows so far. The new tokens are not among them, but the tokens of
+            dropped hypotheses are.
+        num_new_tokens: The number of new tokens of all hypotheses together.
+        num_live_tokens: The number of tokens in use: all tokens of the present hypotheses, including the new tokens.
         capacity: The number of tokens that the matrices have rows for.
     """
     is_too_small = counter.num_tokens + num_new_tokens > capacity
@@ -179,7 +185,10 @@ def needs_new_matrices(counter: RowCounter, num_new_tokens: int, num_live_tokens
 
 
 def reserve_rows(counter: RowCounter, bsz: int, num_heads: int, count: int, device: torch.device) -> Tensor:
-    """Returns the next free rows for `count` tokens of each hypothesis, (B, H, count), and counts these tokens."""
+    """Returns the next free rows, (B, H, count), for `count` tokens of each hypothesis. Adds the tokens to the counter.
+
+    For example, with H = 2 heads, token n has the rows 2 n and 2 n + 1.
+    """
     first_row = counter.num_tokens * num_heads
     counter.num_tokens += count * bsz
     rows = torch.arange(first_row, first_row + count * bsz * num_heads, device=device)
@@ -189,9 +198,9 @@ def reserve_rows(counter: RowCounter, bsz: int, num_heads: int, count: int, devi
 def append_to_layer(
     layer_cache: LayerCache | None, newest_keys: Tensor | None, newest_values: Tensor, table: BlockTable
 ) -> LayerCache:
-    """Returns the cache of a layer after this step, with the keys and values of the new tokens.
+    """Returns the cache of a layer with the keys and values of the new tokens.
 
-    The matrices of `layer_cache` are written to in place where possible; see `write_vectors`.
+    The matrices of `layer_cache` are changed in place where possible. So the caller goes on with the result only.
 
     Args:
         layer_cache: The cache of the last step, or None before the first token.
@@ -229,37 +238,34 @@ def write_vectors(matrix: Tensor | None, newest: Tensor, table: BlockTable) -> T
     """
     num_heads = table.rows.shape[1]
     vectors_of_all_heads = append_zero_heads(newest, num_heads)
-    # A list of vectors and a list of row numbers. They only have to have the same order, whichever it is.
     vectors = list_by_token(vectors_of_all_heads)  # (B, H, n, d_h) -> (n B H, d_h)
-    row_numbers = list_by_token(table.newest_rows)  # (B, H, n) -> (n B H,)
-    matrix_with_room = make_room(matrix, vectors, table)  # the same matrix, or a larger one with a copy of its rows
-    # This changes `matrix_with_room` in place, or a copy of it if, for example, autograd may need it as it is.
-    return write_rows(matrix_with_room, row_numbers, vectors)
+    row_numbers = list_by_token(table.newest_rows)  # (B, H, n) -> (n B H,): the row of each of the vectors
+    matrix_with_room = make_room(matrix, vectors, table)  # the same matrix, or a new one with a copy of its rows
+    return write_rows(matrix_with_room, row_numbers, vectors)  # in place, or into a copy if autograd may need the old
 
 
 def list_by_token(x: Tensor) -> Tensor:
-    """Returns a list sorted by token, hypothesis and head: (B, H, n) -> (n B H,), or (B, H, n, d_h) -> (n B H, d_h).
+    """Returns numbers (B, H, n) as a list (n B H,), or vectors (B, H, n, d_h) as a list (n B H, d_h).
 
-    Projections write vectors in this order, so that listing them usually copies nothing.
+    Both lists are sorted by token, hypothesis and head. Projections write vectors in this order, so that listing them
+    usually copies nothing.
     """
     features = range(3, x.dim())
     return x.permute(2, 0, 1, *features).flatten(0, 2)
 
 
 def write_rows(matrix: Tensor, row_numbers: Tensor, rows: Tensor) -> Tensor:
-    """Returns the matrix with `rows` in the places `row_numbers`: the same tensor, or a copy if it may not be changed.
+    """Returns the matrix after writing `rows` to the rows with the numbers `row_numbers`.
 
-    If the types differ, because autocast was on in only some of the steps, the result is in fp32.
+    The matrix is changed in place if that is allowed. Otherwise, the result is a copy. If the types differ, because
+    autocast was on in only some of the steps, the result is in fp32.
     """
     if matrix.dtype != rows.dtype:
         matrix = matrix.float()
         rows = rows.float()
-    # If `float` has made a copy, this may copy once more, which is harmless.
     if must_stay_unchanged(matrix):
-        changed_copy = matrix.index_copy(0, row_numbers, rows)
-        return changed_copy
-    matrix.index_copy_(0, row_numbers, rows)  # in place
-    return matrix
+        return matrix.index_copy(0, row_numbers, rows)  # a changed copy
+    return matrix.index_copy_(0, row_numbers, rows)  # the same matrix, changed in place
 
 
 def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
@@ -275,12 +281,13 @@ def append_zero_heads(vectors: Tensor, num_heads: int) -> Tensor:
 def make_room(matrix: Tensor | None, new_vectors: Tensor, table: BlockTable) -> Tensor:
     """Returns a matrix that has free rows for the new vectors.
 
-    1. Before the first token, there is no matrix yet. It is made.
-    2. The matrix of the last step has room for the new vectors.
-    3. The matrix of the last step is to be replaced by a new one. It is too small, or most of it is unused.
+    There are three cases:
 
-    `extend_table` has decided between the last two. In case 3, ``table.kept_tokens`` lists the tokens that are copied
-    into the new matrix, and in case 2 it is None.
+    1. Before the first token, there is no matrix. So one is made.
+    2. The matrix has room. It is returned as it is.
+    3. The matrix is too small, or most of it is unused. The tokens ``table.kept_tokens`` are copied into a new one.
+
+    `extend_table` has decided between the last two cases. In case 2, ``table.kept_tokens`` is None.
 
     Args:
         matrix: The matrix of the last step, with a row of d_h features for each token and head. None before the first
@@ -293,9 +300,8 @@ def make_room(matrix: Tensor | None, new_vectors: Tensor, table: BlockTable) -> 
         return new_vectors.new_empty([choose_num_rows(table), head_dim])
     if table.kept_tokens is None:  # case 2
         return matrix
-    # Case 3.
     num_heads = table.rows.shape[1]
-    return copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))
+    return copy_kept_tokens(matrix, table.kept_tokens, num_heads, choose_num_rows(table))  # case 3
 
 
 def must_stay_unchanged(matrix: Tensor) -> bool:
@@ -356,7 +362,7 @@ def weighted_values(weights: Tensor, layer_cache: LayerCache, table: BlockTable)
     may_need_second_derivative = torch.is_grad_enabled()
     if has_single_new_token and not may_need_second_derivative:
         return sum_without_copy(weights, layer_cache.values, table)
-    # `F.embedding` returns the row of the matrix for each number in the table.
+    # `F.embedding` copies the row of the matrix for each number in the table.
     copied_values = F.embedding(table.rows, layer_cache.values)  # (B, H, t, d_h)
     return torch.matmul(weights, copied_values)
 

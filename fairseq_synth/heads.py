@@ -21,8 +21,8 @@ class HeadGroup(NamedTuple):
 def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") -> tuple[HeadGroup, ...]:
     """Returns the groups of heads that a flag such as ``--encoder-synthesizer`` describes for a layer.
 
-    For example, ``"random:6/dense+vanilla:2"`` has 6 heads of ``random`` and 2 heads that mix ``dense`` and
-    ``vanilla``. Without ``/`` there is one group. Without numbers all groups have the same size.
+    For example, ``"random:6/dense+vanilla:2"`` describes two groups: 6 heads of ``random``, and 2 heads that mix
+    ``dense`` and ``vanilla``. Without ``/`` there is one group. Without numbers all groups have the same size.
 
     Args:
         spec: The value of the flag, for one layer.
@@ -32,15 +32,15 @@ def parse_heads(spec: str, num_heads: int, flag: str = "--encoder-synthesizer") 
     Raises:
         SynthesizerError: A function is unknown or named twice, or the numbers do not add up to `num_heads`.
     """
-    functions_of_groups = []
-    size_texts = []  # the text after the colon of each group, which is empty without a colon
-    for group in spec.split("/"):
-        functions_text, _, size_text = group.partition(":")
+    functions_of_groups = []  # [("random",), ("dense", "vanilla")]
+    size_texts = []  # ["6", "2"]; an empty text for a group without a number
+    for group_text in spec.split("/"):
+        functions_text, _, size_text = group_text.partition(":")
         functions_of_groups.append(parse_spec(functions_text, flag))
         size_texts.append(size_text.strip())
     source = f"{flag} {spec!r}"
     if ":" in spec:
-        sizes = parse_sizes(size_texts, num_heads, source)  # Every group has to have a number.
+        sizes = parse_sizes(size_texts, num_heads, source)
     else:
         sizes = share_heads(len(functions_of_groups), num_heads, source)
     return tuple(HeadGroup(size, functions) for size, functions in zip(sizes, functions_of_groups))
@@ -66,7 +66,7 @@ def share_heads(num_groups: int, num_heads: int, source: str) -> list[int]:
 
 
 def parse_sizes(sizes: list[str], num_heads: int, source: str) -> list[int]:
-    """Returns the number of heads in each group, as given in a flag.
+    """Returns the number of heads in each group, which a flag gives as texts.
 
     Args:
         sizes: The text after the colon for each group, or an empty text where there is no colon.
@@ -124,9 +124,9 @@ class HeadGroups(LayerSynthesizer):
     def forward(self, inputs: Inputs) -> list[Logits]:
         """Returns the logits of each group of heads, which sees only its own heads of the inputs."""
         logits_of_groups = []
-        # Where the next group begins: in the layer's input, which has d_h features for every head, and in the queries
-        # and keys, which exist only for the heads of groups that read them.
+        # Where the next group begins in the layer's input, which has d_h features for each head.
         first_feature = 0
+        # Where the next group begins in the queries and keys, which only the heads of some groups have.
         first_query_head = 0
         for mixture in self.mixtures():
             [group_logits] = mixture(select_heads(inputs, mixture, first_feature, first_query_head))
@@ -138,7 +138,7 @@ class HeadGroups(LayerSynthesizer):
 
 
 def select_heads(inputs: Inputs, mixture: Mixture, first_feature: int, first_query_head: int) -> Inputs:
-    """Returns what a group of neighbouring heads sees of a layer's inputs, as views.
+    """Returns the part of a layer's inputs that a group of neighbouring heads sees, as views.
 
     Args:
         inputs: The inputs of the layer.

@@ -57,8 +57,8 @@ def build_attention(
 def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
     """Returns the layer wrapped for activation checkpointing and sharding, as fairseq wraps its own layers.
 
-    ``--offload-activations`` implies ``--checkpoint-activations``, as its help says. fairseq does that for some models
-    only.
+    ``--offload-activations`` implies ``--checkpoint-activations``, as its help says, but in fairseq only for some
+    models. Here, it does for all models.
     """
     is_checkpointed = cfg.checkpoint_activations or cfg.offload_activations
     if is_checkpointed:
@@ -68,11 +68,11 @@ def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
 
 
 def name_dropout(module: nn.Module, fairseq_class: str) -> None:
-    """Changes the name under which ``--retain-dropout-modules`` knows the dropout of a module.
+    """Gives the dropout of a module the name by which ``--retain-dropout-modules`` looks for it.
 
     Args:
-        module: A layer, an encoder or a decoder.
-        fairseq_class: The name of fairseq's class in whose place the module is.
+        module: A layer, an encoder or a decoder. Only its own dropout is changed, and not that of its layers.
+        fairseq_class: The name of the class of fairseq that the module replaces.
     """
     for child in module.children():
         if isinstance(child, FairseqDropout):
@@ -87,7 +87,10 @@ class EncoderLayer(TransformerEncoderLayerBase):
         name_dropout(self, "TransformerEncoderLayerBase")
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        # fairseq 0.12.2 stores copies of some weights for its fast path, which this layer does not take.
+        """Loads a checkpoint without the copies of weights that fairseq 0.12.2 stores for its fast path.
+
+        This layer does not take the fast path.
+        """
         for name in FAST_PATH_COPIES:
             state_dict.pop(prefix + name, None)
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
@@ -138,7 +141,7 @@ class LimitedStack:
             self.length_flag = limit.flag
 
     def count_layer(self) -> int:
-        """Returns the index of the layer that fairseq is building now, and adds 1 to the number of built layers.
+        """Returns 0 when it is called for the first time, then 1, and so on: the index of the layer that is built now.
 
         fairseq builds the layers in their order, but does not say which layer it builds.
         """
@@ -167,7 +170,7 @@ class LimitedStack:
 def restore_all(
     results: Sequence[Tensor | None], columns: Tensor | None, batch_first: bool = False
 ) -> list[Tensor | None]:
-    """Returns a list of results in which each token is back in the column that it had before `align`.
+    """Returns the results after moving each token back to the column that it had before `align`.
 
     Args:
         results: The results, (T, B, C) each, or (B, T, C) if `batch_first`. fairseq has None for a result that is not
@@ -224,9 +227,9 @@ class AlignedEncoder(LimitedStack, TransformerEncoderBase):
         aligned_embeddings = None
         if token_embeddings is not None:
             aligned_embeddings = align(token_embeddings, columns)
-        # This finds the padding of the aligned tokens itself.
+        # fairseq's encoder, which computes the padding mask from the aligned tokens.
         out = self.forward_scriptable(aligned_tokens, src_lengths, return_all_hiddens, aligned_embeddings)
-        # All results in which there are tokens move back. The padding is known already as it was before.
+        # The tokens of all results move back.
         out["encoder_out"] = restore_all(out["encoder_out"], columns)  # (T, B, C)
         out["encoder_states"] = restore_all(out["encoder_states"], columns)  # (T, B, C) for each layer
         out["fc_results"] = restore_all(out["fc_results"], columns)  # (T, B, C) for each layer
@@ -263,10 +266,9 @@ class SynthesizerDecoder(LimitedStack, TransformerDecoderBase):
     ) -> None:
         """Builds the decoder with its layers; arguments are those of fairseq's decoder."""
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, **kwargs)  # builds the layers
-        # Each of the following steps changes the finished decoder. Their order does not matter.
-        name_dropout(self, "TransformerDecoder")  # so that --retain-dropout-modules finds its dropout
+        name_dropout(self, "TransformerDecoder")  # --retain-dropout-modules looks for this name.
         self.set_limit(stack_limit(cfg, cfg.decoder_head_groups))  # the longest sentence that all functions take
-        self.share_block_table()  # so that a step of decoding makes one table for all layers
+        self.share_block_table()  # A step of decoding then makes one table for all layers.
 
     def share_block_table(self) -> None:
         """Makes all layers read the block table of the first layer, so that a step of decoding makes a single table.

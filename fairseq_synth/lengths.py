@@ -21,9 +21,9 @@ class Limit(NamedTuple):
 
 
 def check_and_announce_limit(task: Any, limit: Limit | None) -> None:
-    """Checks that padding respects the limit of a new model, logs the limit and adds it to `known_limits`.
+    """Checks that padding respects the limit of a new model, logs the limit, and adds it to `known_limits`.
 
-    This is called when the model has been built, so that no limit is announced for a model that cannot be built.
+    This is called after the model has been built, so that no limit is announced if building fails.
 
     Args:
         task: fairseq's task.
@@ -66,16 +66,13 @@ def check_padding(task: Any, limit: Limit) -> None:
 
 
 def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool = False) -> None:
-    """Checks that the rows of text that a model is to read are not longer than its limit.
-
-    A row is what fairseq gives to a language model or an encoder: a part of the text of a certain length.
+    """Checks that the rows, into which fairseq cuts a text for a model, are not longer than the model's limit.
 
     Args:
         flag: the flag that sets the length of the rows.
         length: the value of the flag, in tokens.
         limit: the model's limit, if it has one.
-        add_bos_token: whether ``--add-bos-token`` makes each row one token longer. The flag's value does not count this
-            token.
+        add_bos_token: whether ``--add-bos-token`` puts a token before each row, which `length` does not count.
 
     Raises:
         SynthesizerError: the rows are longer than the limit.
@@ -95,17 +92,21 @@ def check_rows(flag: str, length: int, limit: Limit | None, add_bos_token: bool 
 def length_hint(text: str) -> str:
     """Returns a hint on ``--synth-max-length`` to add to a message of fairseq about a sentence that is too long.
 
+    The result is empty if no Synthesizer of this process has the limit in the message.
+
     Args:
-        text: the message, such as "… max_positions=24 …". The result is empty if its limit is that of no Synthesizer.
+        text: the message, such as "… max_positions=24 …".
     """
     return hint_on_limits(limits_in_message(text))
 
 
 def hint_on_limits(limits: set[int]) -> str:
-    """Returns a hint on ``--synth-max-length`` for a message about a sentence that is longer than one of these limits.
+    """Returns a hint for each limit that is the ``--synth-max-length`` of a Synthesizer of this process.
 
-    There is a hint for each limit that is also in `known_limits`, the limits of the Synthesizers that this process has
-    built. Without such a limit, the result is empty.
+    The hints say what to do about a longer sentence. Without such a limit, the result is empty.
+
+    Args:
+        limits: numbers of tokens, from a message of fairseq.
     """
     hints = ""
     limits_of_synthesizers = limits & known_limits
@@ -122,8 +123,9 @@ def limits_in_message(text: str) -> set[int]:
 
     Other numbers in the message, such as the length of the sentence, are no limits.
     """
-    values = re.findall(r"max_positions=(\([^)]*\)|\d+)", text)  # "24" or "(24, 9)"
-    return {int(number) for number in re.findall(r"\d+", " ".join(values))}
+    values = re.findall(r"max_positions=(\([^)]*\)|\d+)", text)  # ["24"] or ["(24, 9)"]
+    numbers = re.findall(r"\d+", " ".join(values))  # ["24"] or ["24", "9"]
+    return {int(number) for number in numbers}
 
 
 def has_limit_of_synthesizer(message: str) -> bool:
@@ -137,9 +139,9 @@ def includes_limit_of_synthesizer(limits: set[int]) -> bool:
 
 
 def explain_empty_dataset(text: str) -> str:
-    """Returns the error line for a data set that is empty, with the limits by which sentences may have been skipped.
+    """Returns fairseq's message about an empty data set, with a possible reason: all sentences have been skipped.
 
-    `check_and_announce_limit` has put the limits of all models of this process into `known_limits`.
+    Sentences are skipped if they are longer than a limit. `known_limits` has the limits of this process's models.
 
     Args:
         text: fairseq's message.
@@ -155,9 +157,9 @@ def explain_empty_dataset(text: str) -> str:
 
 
 def make_task_cut_sources(task: Any, max_positions: int) -> None:
-    """Makes ``--truncate-source`` cut sources to the length that the model can read.
+    """Makes ``--truncate-source`` cut source sentences to the length that the model can read.
 
-    fairseq cuts them to ``--max-source-positions``. If that is longer, the value in the task is changed in place.
+    fairseq cuts them to ``--max-source-positions``. If this is longer, the flag's value in the task is lowered.
 
     Args:
         task: fairseq's task.
@@ -214,7 +216,8 @@ def check_fusion(generation: Any, decoder: Any) -> None:
 
     # The language model reads the end-of-sentence token and then the output.
     longest_readable_output = max_length - 1
-    # The search writes up to --max-len-b tokens. With one of these flags, it may write more for a long source.
+    # The search writes up to --max-len-b tokens, and for a long source even more with --match-source-len or
+    # --max-len-a.
     length_depends_on_source = generation.match_source_len or generation.max_len_a != 0
     may_be_too_long = length_depends_on_source or generation.max_len_b > longest_readable_output
     if may_be_too_long:

@@ -19,15 +19,14 @@ Result = TypeVar("Result")
 
 
 def compute_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
-    """Computes ``function(item)`` for each item in several threads, and yields each item with its result.
+    """Computes ``function(item)`` for each item in several threads, and yields the pairs (item, result) in order.
 
-    The pairs come in the order of the items, however fast the threads are. What the caller does with them happens in
-    the caller's own thread. Nothing is computed before the caller asks for the first pair.
+    The caller uses the pairs in its own thread. Nothing is computed before it asks for the first pair.
 
     Args:
-        function: Computes the result of an item, in any thread. It runs outside autocast and without gradients. The
-            caller must have turned gradients off already, as torch does in an autograd function, because the function
-            may run in the caller's thread.
+        function: Computes the result of an item. It runs outside autocast and without gradients. The caller must have
+            turned gradients off already, as torch does in an autograd function, because the function may run in the
+            caller's thread.
         items: The items.
     """
     num_threads = torch.get_num_threads()
@@ -37,7 +36,7 @@ def compute_in_threads(function: Callable[[Item], Result], items: Sequence[Item]
 
 
 def compute_in_this_thread(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
-    """Computes ``function(item)`` for each item in this thread, and yields the item with its result.
+    """Computes ``function(item)`` for each item in this thread, and yields the pairs (item, result).
 
     torch may use all cores for each item.
     """
@@ -45,16 +44,16 @@ def compute_in_this_thread(function: Callable[[Item], Result], items: Sequence[I
         with torch.autocast("cpu", enabled=False):
             result = function(item)
         yield item, result
-        del result  # It would need memory while the next result is computed.
+        del result  # Its memory is free for the next result.
 
 
 def compute_in_pool(
     function: Callable[[Item], Result], items: Sequence[Item], num_threads: int
 ) -> Iterator[tuple[Item, Result]]:
-    """Computes ``function(item)`` for each item in a pool of threads, and yields the item with its result.
+    """Computes ``function(item)`` for each item in a pool of threads, and yields the pairs (item, result) in order.
 
-    While the caller uses a result, the threads of the pool compute later items. Each thread computes on one core, and
-    together they keep all cores busy. So torch may use only one core in the caller's thread, too.
+    While the caller uses a result, the pool computes later items, and keeps all cores busy. So torch may use only one
+    core in the caller's thread.
     """
     pool = thread_pool(num_threads)
     compute = without_gradients(function)
@@ -64,9 +63,10 @@ def compute_in_pool(
 
 
 def without_gradients(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
-    """Returns a function for the threads of the pool, which computes the same as the given function, without gradients.
+    """Returns a function that computes the same as the given function, with gradients turned off.
 
-    A thread of the pool begins with gradients on. It also begins outside autocast, as it should be.
+    It is for the threads of a pool, in which gradients are on at first, whatever the caller's thread has set. Autocast
+    is off there, as it should be.
     """
     caller_is_in_inference_mode = torch.is_inference_mode_enabled()
 
@@ -94,17 +94,17 @@ def one_core_for_this_thread() -> Iterator[None]:
 
 
 def thread_pool(num_threads: int) -> ThreadPoolExecutor:
-    """Returns this process's pool of `num_threads` threads, on each of which torch computes on one core.
+    """Returns a pool of `num_threads` threads, in each of which torch computes on one core.
 
-    A pool is made once and used again. A process that has been forked cannot use the threads of its parent, and gets a
-    pool of its own.
+    Each process makes its pool once and uses it again. A process that has been forked gets a pool of its own, because
+    it cannot use the threads of its parent.
     """
     return new_thread_pool(num_threads, process_id=os.getpid())
 
 
 @cache
 def new_thread_pool(num_threads: int, process_id: int) -> ThreadPoolExecutor:
-    """Returns a new pool for each pair of arguments, and the same pool again for the same pair."""
+    """Returns a new pool. When it is called again with the same arguments, `cache` returns the same pool."""
     return ThreadPoolExecutor(num_threads, "tiles", initializer=use_one_core)
 
 
