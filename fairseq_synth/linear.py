@@ -26,10 +26,10 @@ def by_head(x: Tensor, num_heads: int) -> Tensor:
 
 
 def by_sentence(x: Tensor, tokens: Tensor) -> Tensor:
-    """Returns vectors of all tokens sorted by sentence, (H, T B, m) -> (B, H, T, m), as a view.
+    """Returns the vectors of all heads and tokens with the sentences apart, (H, T B, m) -> (B, H, T, m), as a view.
 
     Args:
-        x: A vector of each head and token, (H, T B, m).
+        x: A vector for each head and token, (H, T B, m).
         tokens: A tensor (T, B, C), of which only the sizes T and B are read.
     """
     tgt_len, bsz, _ = tokens.size()
@@ -47,11 +47,11 @@ class LinearWeights(NamedTuple):
 def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
     """Returns the weight and bias of a linear layer, with which ``F.linear`` computes the same as a call of the layer.
 
-    Returns None if the layer has to be called itself, because `is_plain_linear` is false.
+    The result is None if the layer has to be called itself, because `is_plain_linear` is false.
     """
     if not is_plain_linear(layer):
         return None
-    # This is faster than `layer.weight` and `layer.bias`; see `read_module`.
+    # Reading the dictionary is faster than `layer.weight` and `layer.bias`.
     parameters: dict[str, Any] = layer._parameters
     return LinearWeights(parameters["weight"], parameters["bias"])
 
@@ -59,7 +59,7 @@ def read_linear_weights(layer: nn.Module) -> LinearWeights | None:
 def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
     """Returns the weight and bias of one linear layer whose output is the outputs of all `layers` side by side.
 
-    Returns None if `is_plain_linear` is false for one of the layers.
+    The result is None if `is_plain_linear` is false for one of the layers.
     """
     weights = []
     biases = []
@@ -73,10 +73,11 @@ def join_linear_layers(layers: Sequence[nn.Module]) -> LinearWeights | None:
 
 
 def is_plain_linear(layer: nn.Module) -> bool:
-    """Returns whether a module is an `nn.Linear` that can be computed by ``F.linear`` with its weight and bias.
+    """Returns whether ``F.linear`` with a module's weight and bias computes the same as a call of the module.
 
-    It cannot if it has hooks, which quantization noise adds, or if its ``forward`` has been replaced. Neither can a
-    subclass of `nn.Linear`, a layer without a bias, nor a sharded layer, which has no parameters of its own.
+    It does not if the module has hooks, which quantization noise adds, or if its ``forward`` has been replaced. The
+    result is also false for a subclass of `nn.Linear`, for a layer without a bias, and for a sharded layer, which has
+    no parameters of its own.
     """
     if type(layer) is not nn.Linear or "forward" in layer.__dict__ or has_hooks(layer):
         return False
@@ -98,8 +99,8 @@ def has_hooks(module: nn.Module) -> bool:
 def read_module(module: nn.Module, name: str) -> Any:
     """Returns a module that is an attribute of another module, as ``getattr(module, name)`` does, but faster.
 
-    `nn.Module` keeps the modules that are its attributes in a dictionary. Python looks for an attribute in all other
-    places first, which takes as long as a view of a tensor.
+    `nn.Module` keeps such attributes in a dictionary, and `getattr` looks in all other places first. This takes as long
+    as to make a view of a tensor.
     """
     return module._modules[name]
 
@@ -107,7 +108,8 @@ def read_module(module: nn.Module, name: str) -> Any:
 def read_parameter(module: nn.Module, name: str) -> Any:
     """Returns a parameter of a module, as ``getattr(module, name)`` does, but faster; see `read_module`."""
     parameter = module._parameters.get(name)
-    if parameter is None:  # There is none, or sharding has replaced it by a tensor.
+    if parameter is None:
+        # Either the attribute is None, or sharding has replaced the parameter by a tensor.
         return getattr(module, name)
     return parameter
 

@@ -48,8 +48,8 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     start = inputs.start
     tgt_len = inputs.x.shape[0]
     src_len = inputs.src_len
-    # The usual case is a part of the rows, up to row l - 1 at most, and a part of the columns. The general case below
-    # would be right for it, too, but the backward pass of `view_window` is faster.
+    # The usual case: a part of the rows, none of which repeats, and a part of the columns. The general case below would
+    # give the same result, but the backward pass of `view_window` is faster.
     takes_some_rows = tgt_len < max_length and start + tgt_len <= max_length
     takes_some_columns = src_len < max_length
     if takes_some_rows and takes_some_columns:
@@ -63,10 +63,10 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
 def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Tensor:
     """Returns the same as ``parameter[None, :, start : start + tgt_len, :src_len]``, (1, H, tgt_len, src_len).
 
-    Such an index makes two views, of the rows first and then of the columns. The backward pass of each makes a tensor
-    as large as the whole parameter. Here is a single view. Its elements are as far apart in memory as those of the
-    parameter. It has fewer of them, and begins later. For example, of a parameter with one head and l = 4, the window
-    with start = 1, tgt_len = 2 and src_len = 3 has the elements in brackets:
+    Such an index makes two views, of the rows first and then of the columns, and the backward pass of each makes a
+    tensor as large as the whole parameter. This function makes a single view, which has the strides of the parameter,
+    but begins later and is smaller. For example, of a parameter with one head and l = 4, the window with start = 1,
+    tgt_len = 2 and src_len = 3 has the elements in brackets:
 
         row 0      0    1    2    3
         row 1     [4]  [5]  [6]   7
@@ -79,23 +79,23 @@ def view_window(parameter: Tensor, start: int, tgt_len: int, src_len: int) -> Te
         tgt_len: The number of rows.
         src_len: The number of columns, which begin at 0.
     """
-    # Strides are the numbers of elements from one head, row or column of the parameter to the next.
+    # A stride is the number of elements from one head, row or column of the parameter to the next.
     head_stride, row_stride, column_stride = parameter.stride()  # 16, 4 and 1
-    first_element = parameter.storage_offset() + start * row_stride  # The parameter begins at 0, and row 1 at 0 + 1 * 4
+    first_element = parameter.storage_offset() + start * row_stride  # 0 + 1 * 4
     return parameter.as_strided(
         size=[1, parameter.shape[0], tgt_len, src_len],
-        stride=[0, head_stride, row_stride, column_stride],  # 0 means nothing, because the first dimension has size 1.
+        stride=[0, head_stride, row_stride, column_stride],  # The stride of a dimension of size 1 may be any number.
         storage_offset=first_element,
     )
 
 
 def take_distances(parameter: Tensor, inputs: Inputs) -> Tensor:
-    """Returns the values of a parameter for all distances that occur between the rows and columns of a call.
+    """Returns a parameter's value for each distance ``j - i`` from a row i to a column j of a call.
 
-    The distance from row i to column j is ``j - i``. The parameter has the values of the distances from -m to m. A
-    distance below -m gets the value of -m, and a distance above m gets the value of m.
+    The parameter has a value for each distance from -m to m. A distance below -m gets the value of -m, and a distance
+    above m gets the value of m.
 
-    For example, a parameter a b c d e has the values of the distances -2 to 2. A call with a single row at position 3
+    For example, the parameter a b c d e has the values of the distances -2 to 2. A call with a single row at position 3
     and five columns has the distances -3 to 1, so it gets a a b c d. The comments have the numbers of this example.
 
     Args:
@@ -128,14 +128,14 @@ def find_distance_range(inputs: Inputs) -> tuple[int, int]:
 
 
 def take_clamped(parameter: Tensor, first: int, last: int) -> Tensor:
-    """Returns the values of a parameter from the index `first` to the index `last`, both of which may not exist.
+    """Returns the values of a parameter at the indices from `first` to `last`, some of which may not exist.
 
-    An index below 0 gets the first value, and an index that is too large gets the last value. For example, in a
-    parameter a b c d e, the indices -1 to 3 get a a b c d. The comments have the numbers of this example.
+    An index below 0 gets the first value, and an index that is too large gets the last value. For example, the indices
+    -1 to 3 of the parameter a b c d e get a a b c d. The comments have the numbers of this example.
 
     Args:
-        parameter: (H, any number), where the indices are those of the second dimension.
-        first, last: The indices. At least one index from `first` to `last` must exist.
+        parameter: (H, any number). The indices are for the second dimension.
+        first, last: The first and the last index. At least one index from `first` to `last` must exist.
     """
     last_value = parameter.shape[1] - 1  # 4
     first_existing = max(first, 0)  # 0
@@ -169,7 +169,8 @@ def take_positions(x: Tensor, dim: int, start: int, count: int) -> Tensor:
     first_entry = start % length
     if first_entry + count <= length:
         return x.narrow(dim, first_entry, count)
-    # Each slice ends where the tensor ends, and the next one begins at entry 0. In the example they are c, a b c and a.
+    # A slice ends where the tensor ends, at the latest. The next one begins at entry 0. The example has the slices c,
+    # a b c and a.
     slices = []
     num_missing = count
     while num_missing > 0:

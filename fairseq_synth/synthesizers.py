@@ -53,9 +53,9 @@ def register_synthesizer(name: str) -> Callable[[type["Synthesizer"]], type["Syn
 
 
 def sort_functions(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names of functions in the order in which a mixture has their weights, which is `ALPHA_ORDER`.
+    """Returns the names in the order of `ALPHA_ORDER`, in which a mixture has the weights of its functions.
 
-    Functions that are not in `ALPHA_ORDER` follow in alphabetical order.
+    Names that are not in `ALPHA_ORDER` come last, in alphabetical order.
     """
 
     def sort_key(name: str) -> tuple[int, str]:
@@ -89,27 +89,30 @@ class Synthesizer(LightModule):
             raise NotImplementedError
 
     def scale_(self, weight: Tensor) -> None:
-        """Multiplies the logits by a weight of each head, (H, 1, 1). For this, it changes the parameters in place."""
+        """Changes the parameters in place so that the logits are multiplied by a weight of each head, (H, 1, 1)."""
         raise NotImplementedError
 
     def zero_logits_(self) -> None:
-        """Sets the parameters so that all logits are 0 but still have a gradient.
+        """Sets the parameters so that all logits are 0, but not their gradients.
 
-        A mixture that is added to a trained model then starts with the output of its other functions.
+        A mixture of this function with trained functions then starts with the logits of the trained functions alone.
         """
         if self.is_trained():
             with torch.no_grad():
                 any_parameter = next(self.parameters())
-                self.scale_(any_parameter.new_zeros(self.num_heads, 1, 1))
+                weight_0 = any_parameter.new_zeros(self.num_heads, 1, 1)
+                self.scale_(weight_0)
 
     def is_trained(self) -> bool:
         """Returns whether the function has parameters of its own."""
         return any(True for _ in self.parameters())
 
     def has_fixed_logits(self) -> bool:
-        """Returns whether training never changes the logits: no parameters, and no trained queries and keys."""
-        depends_on_weights = self.is_trained() or self.reads_query_key
-        return not depends_on_weights
+        """Returns whether training never changes the logits.
+
+        They are fixed if the function has no parameters, and reads no queries and keys, whose projections are trained.
+        """
+        return not self.is_trained() and not self.reads_query_key
 
     def forward(self, inputs: Inputs) -> list[Term]:
         """Returns the logits S as a list of terms, which are to be added up."""
@@ -262,10 +265,11 @@ def factorize(length: int) -> tuple[int, int]:
 class FactorizedDense(Dense):
     """Factorized Dense (eq. 5-6): ``S_i[j] = A_i[u] B_i[v]`` with ``j = u b + v`` and ``a b = l``.
 
-    A_i has a values and B_i has b values. Both are linear in ``relu(W1 x_i + b1)``, in each head for its slice x_i of
-    the input: A_i comes from the first a rows of W2 and b2, and B_i from the other b rows. Each value of A_i belongs to
-    b neighbouring columns and B_i is repeated a times, so that all l columns differ. (If both were repeated, only
-    lcm(a, b) columns would differ.) a is the largest divisor of l up to its square root.
+    A_i and B_i have a and b values, ``[A_i B_i] = W2 relu(W1 x_i + b1) + b2``, in each head for its slice x_i of the
+    input. a is the largest divisor of l up to its square root.
+
+    Each value of A_i belongs to b neighbouring columns, and B_i is repeated a times, so that all l columns differ. If
+    both were repeated, only lcm(a, b) columns would differ.
 
     Raises:
         SynthesizerError: l is a prime number or less than 4.
@@ -276,8 +280,8 @@ class FactorizedDense(Dense):
         super().__init__(num_heads, head_dim, a + b, rank)
         self.a = a
         self.b = b
-        # An empty tensor, of which only the shape matters. Because of it, torch refuses to load a checkpoint for
-        # another l that has the same a + b: there, the rows of W2 are divided in another place.
+        # An empty tensor, whose shape makes torch refuse a checkpoint with other factors. The shape of W2 is not enough
+        # for this, because it has only the sum a + b.
         self.register_buffer("factors", torch.empty(self.a, self.b, 0))
 
     def reset_parameters(self) -> None:
@@ -336,10 +340,9 @@ def can_scale_itself(function: Synthesizer) -> bool:
 
 
 def split_by_function(weights: Tensor) -> Sequence[Tensor]:
-    """Returns the weights (M, H) as one tensor (1, H, 1, 1) for each of the M functions.
+    """Returns the weights (M, H) as M tensors (1, H, 1, 1), one for each function.
 
-    They can be multiplied with terms (B, H, T, S), in which a head has the same weight for all sentences, rows and
-    columns.
+    In this shape, a tensor can be multiplied with logits (B, H, T, S).
     """
     num_functions, num_heads = weights.size()
     return weights.view(num_functions, 1, num_heads, 1, 1).unbind()  # `unbind` removes the first dimension.
@@ -464,10 +467,11 @@ class Mixture(LayerSynthesizer):
         return [sum_of_logits]
 
     def factor_of_dot_products(self, like: Tensor) -> Tensor:
-        """Returns the number by which the dot products of each head are multiplied: weight times scale, (H,).
+        """Returns the number by which the dot products of each head are multiplied: their weight times scale, (H,).
 
-        For example, with the weight 0.5 and d_h = 64, it is 0.5 / sqrt(64). Before `fold_weights_` removes the weight
-        and the scale, the caller has to multiply the queries by it. It is 1 if `fold_weights_` will change nothing.
+        For example, with the weight 0.5 and d_h = 64, it is 0.5 / sqrt(64). `fold_weights_` will remove weight and
+        scale, so the caller has to multiply the queries by this number first. If `fold_weights_` will change nothing,
+        the result is 1.
 
         Args:
             like: A tensor with the device and type of the attention's weights.
@@ -481,10 +485,10 @@ class Mixture(LayerSynthesizer):
         return factor
 
     def fold_weights_(self, like: Tensor) -> None:
-        """Multiplies the weight of each function into its parameters, for good, so that generation is faster.
+        """Multiplies the weight of each function into its parameters, so that `forward` need not. There is no way back.
 
-        ``vanilla`` has no parameters here, as its logits are computed from queries and keys. The caller has multiplied
-        its weight and scale into the queries already (`factor_of_dot_products`), so that they are only removed here.
+        ``vanilla`` has no parameters here. The caller has multiplied its weight and scale into the projection of the
+        queries already (`factor_of_dot_products`), so that they are only removed here.
 
         Nothing is changed if there is no weight and no scale, or if a function does not allow it.
 
@@ -514,15 +518,15 @@ class Mixture(LayerSynthesizer):
         return weights
 
     def _can_fold_weights(self) -> bool:
-        """Returns whether there is a weight or a scale to remove, and every function allows `fold_weights_` to do so.
+        """Returns whether `fold_weights_` has a weight or a scale to remove, and can do so in every function.
 
-        Weights are learned by a convex mixture only. A scale is part of ``vanilla`` only.
+        Only a convex mixture has weights, and only ``vanilla`` has a scale.
         """
         functions = self.functions()
-        has_weights = self.has_weights()
         has_scale = any(is_vanilla(function) for function in functions)
-        all_functions_allow_it = all(is_vanilla(function) or can_scale_itself(function) for function in functions)
-        return (has_weights or has_scale) and all_functions_allow_it
+        has_something_to_fold = self.has_weights() or has_scale
+        can_fold_all = all(is_vanilla(function) or can_scale_itself(function) for function in functions)
+        return has_something_to_fold and can_fold_all
 
 
 def check_choice(flag: str, value: str, choices: Sequence[str]) -> None:

@@ -11,21 +11,21 @@ from ..masks import is_causal, masked_softmax
 def refuses(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> str:
-    """Returns an empty string, which says that this computation takes the call: it takes every call."""
+    """Returns an empty string, because this computation takes every call."""
     return ""
 
 
 def compute(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float = 0.0
 ) -> Tensor:
-    """Returns ``softmax(S) V``, (T B, C); see `attend`.
+    """Returns ``softmax(S) V``, (T B, C). The arguments are those of `attend`.
 
-    If an `attn_mask` hides all keys from a row, the row's result is 0. If a sentence is nothing but padding, its result
-    is some finite number, which nobody reads.
+    A row from which an `attn_mask` hides all keys has the result 0. The result of a sentence that consists of padding
+    alone is finite and has no meaning.
     """
     bsz, num_heads, length, _ = value.size()
-    # Setting rows to 0 takes a pass over all weights, so it is done only if it may be needed. The causal mask leaves
-    # every row a key.
+    # Under the causal mask, every row sees a key. Under other masks, rows without keys have to be set to 0. This takes a
+    # pass over all weights.
     may_hide_all_keys = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(
         logits,
@@ -36,8 +36,7 @@ def compute(
         attn_mask=attn_mask,
         zero_rows_without_keys=may_hide_all_keys,
     )
-    # The weights are (B or 1, H, T, T). Dropout makes them different for each of the B sentences.
-    weights = drop(weights.to(value.dtype), dropout, bsz)
+    weights = drop(weights.to(value.dtype), dropout, bsz)  # (B or 1, H, T, T)
     out = weighted_sum(weights, value)  # (B, H, T, d_h)
     return join_heads(out)
 
@@ -71,8 +70,8 @@ def attention_weights(
         key_padding_mask: (B, S), true at padding, or None.
         attn_mask: A mask as in `masks.masked_softmax`, or None.
         zero_rows_without_keys: Whether a row that may see no key has the weights 0; see `masks.masked_softmax`.
-        bsz: B, to get weights for each sentence in any case. If it is None, sentences that all have the same logits
-            get the weights of one sentence, (1, H, T, S).
+        bsz: B, to get the weights of all sentences in any case, (B, H, T, S). With None, the weights are computed only
+            once, (1, H, T, S), if all sentences have the same logits and there is no padding mask.
     """
     scores = logits.total(src_len)  # (B or 1, H or 1, T or 1, S)
     if bsz is None:
@@ -101,7 +100,7 @@ def weighted_sum(weights: Tensor, value: Tensor) -> Tensor:
     bsz, num_heads, src_len, head_dim = value.size()
     if weights.shape[0] == bsz:
         return torch.matmul(weights, value)
-    # All sentences share the weights, so a single product is enough if the values of all sentences are side by side.
+    # All sentences share the weights. If their values are side by side, a single product is enough.
     tgt_len = weights.shape[2]
     values_side_by_side = value.permute(1, 2, 0, 3).reshape(num_heads, src_len, bsz * head_dim)  # (H, S, B d_h)
     out = torch.matmul(weights[0], values_side_by_side)  # (H, T, B d_h)
