@@ -24,8 +24,7 @@ def compute(
     alone is finite and has no meaning.
     """
     bsz, num_heads, length, _ = value.size()
-    # Under the causal mask, every row sees a key. Under other masks, rows without keys have to be set to 0. This takes a
-    # pass over all weights.
+    # Setting rows to 0 takes a pass over all weights. Under the causal mask it is not needed: every row sees a key.
     may_hide_all_keys = attn_mask is not None and not is_causal(attn_mask)
     weights = attention_weights(
         logits,

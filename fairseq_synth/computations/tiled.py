@@ -176,7 +176,7 @@ def insert_tensors(terms: Sequence[Any], tensors: Mapping[TensorName, Tensor]) -
 
 
 class Dimension(enum.Enum):
-    """What the numbers along one dimension of a tensor belong to."""
+    """What the indices of one dimension of a tensor stand for."""
 
     SENTENCES = enum.auto()
     HEADS = enum.auto()
@@ -187,7 +187,7 @@ class Dimension(enum.Enum):
 
 
 # The dimensions of the tensor in each field of a term and of `NormalForm`. A dimension may also have the size 1, which
-# means that all sentences, heads or rows share the numbers.
+# means that all sentences, heads or rows have the same numbers.
 DIMENSIONS = {
     "query": (Dimension.SENTENCES, Dimension.HEADS, Dimension.ROWS, Dimension.FEATURES),
     "key": (Dimension.SENTENCES, Dimension.HEADS, Dimension.COLUMNS, Dimension.FEATURES),
@@ -238,7 +238,7 @@ class Block(NamedTuple):
     causal: bool  # whether a row sees only the columns up to its own
 
     def read(self, x: Tensor) -> Tensor:
-        """Returns the part of the values for the block's n sentences, its heads and its tokens, in contiguous memory.
+        """Returns the part of the values for the block's n sentences, its heads and its tokens.
 
         It is (n, heads, length, d_h). If the sentences share their logits, it is (1, heads, length, n d_h) instead, so
         that one matrix product with their common weights serves all sentences.
@@ -256,8 +256,8 @@ class Block(NamedTuple):
         """Writes a part to where `read` reads it from.
 
         Args:
-            x: The tensor (B, H, T, d_h) that is changed in place, for the block's sentences, heads and tokens.
-            part: What is written, with the dimensions of the result of `read`.
+            x: A tensor like the values of the batch, (B, H, T, d_h), which is changed in place.
+            part: The values for the block's sentences, heads and tokens, with the dimensions of the result of `read`.
         """
         if self.is_shared:
             head_dim = x.shape[-1]
@@ -277,20 +277,20 @@ class Block(NamedTuple):
         return cut_dimensions(x, field, self.find_part)
 
     def find_part(self, dimension: Dimension, size: int) -> slice:
-        """Returns which numbers along one dimension of a tensor belong to the block.
+        """Returns the indices that belong to the block, along one dimension of a tensor for the whole batch.
 
         Args:
-            dimension: What the numbers along the dimension belong to, in a tensor for the whole batch.
-            size: How many numbers there are.
+            dimension: What the indices stand for, such as sentences.
+            size: The size of the dimension.
         """
         if size == 1:
-            return WHOLE  # All sentences, heads or rows share the number.
+            return WHOLE  # All sentences, heads or rows have the same numbers.
         if dimension is Dimension.SENTENCES:
             return self.sentences
         if dimension is Dimension.HEADS:
             return self.heads
         if dimension in (Dimension.ROWS, Dimension.COLUMNS):
-            return slice(0, self.length)  # There is one of them for each token.
+            return slice(0, self.length)  # There is a row and a column for each token.
         if dimension is Dimension.DISTANCES:
             return find_distances(self.length, num_distances=size)
         return WHOLE  # A block has all features.
@@ -343,14 +343,14 @@ class Tile(NamedTuple):
         return cut_dimensions(x, field, self.find_part)
 
     def find_part(self, dimension: Dimension, size: int) -> slice:
-        """Returns which numbers along one dimension of a tensor belong to the tile.
+        """Returns the indices that belong to the tile, along one dimension of a tensor for the whole block.
 
         Args:
-            dimension: What the numbers along the dimension belong to, in a tensor for the whole block.
-            size: How many numbers there are.
+            dimension: What the indices stand for, such as rows.
+            size: The size of the dimension.
         """
         if size == 1:
-            return WHOLE  # All rows or columns share the number.
+            return WHOLE  # All rows or columns have the same numbers.
         if dimension is Dimension.ROWS:
             return self.rows
         if dimension is Dimension.COLUMNS:
@@ -454,7 +454,7 @@ def count_fitting(logits_of_each: int, limit: int) -> int:
 def divide_by_sentences(
     lengths: Sequence[int], num_heads: int, max_rows: int, max_heads: int, causal: bool = False
 ) -> Iterator[Block]:
-    """Yields the blocks of a batch, for logits that differ by sentence.
+    """Yields the blocks of a batch in which each sentence has logits of its own.
 
     A block is some neighbouring sentences, of any length, and some neighbouring heads. Its logits are computed a *tile*
     at a time, which is some rows of all these sentences and heads.
@@ -466,13 +466,12 @@ def divide_by_sentences(
         max_heads: The largest number of heads in a block.
         causal: Whether a row sees only the columns up to its own.
     """
-    # All blocks have the same number of sentences and heads. With these, even a tile of the longest sentences fits into
-    # the caches of a core.
+    # The size is the same for all blocks. It is chosen for the longest sentences, whose tiles are the largest.
     block_size = choose_block_size(max(lengths), num_sentences=len(lengths), max_rows=max_rows, max_heads=max_heads)
     for sentences in split_range(len(lengths), block_size.sentences):  # slices, such as 0:4 and 4:8
         block_lengths = lengths[sentences]
         padding = find_padding(block_lengths)
-        for heads in split_range(num_heads, block_size.heads):  # slices, too
+        for heads in split_range(num_heads, block_size.heads):  # slices, such as 0:2 and 2:4
             yield Block(
                 sentences=sentences,
                 heads=heads,
@@ -487,11 +486,11 @@ def divide_by_sentences(
 def divide_by_length(
     lengths: Sequence[int], num_heads: int, max_rows: int, max_heads: int, causal: bool = False
 ) -> Iterator[Block]:
-    """Yields the blocks of a batch, for logits that all sentences share.
+    """Yields the blocks of a batch in which all sentences have the same logits.
 
-    A block is all neighbouring sentences of one length, and some neighbouring heads. fairseq sorts a batch by length,
-    so that sentences of equal length are neighbours. For example, the lengths 7, 7, 7, 5, 5 give the sentences 0 to 2
-    and 3 to 4. A tile contains some rows of all these heads, once for all sentences.
+    A block is all neighbouring sentences of one length, and some neighbouring heads. For example, the lengths 7, 7, 7,
+    5, 5 give blocks of the sentences 0 to 2 and of the sentences 3 and 4. fairseq sorts a batch by length, so that
+    sentences of equal length are neighbours.
 
     Args:
         lengths: The length of each sentence in tokens.
@@ -505,7 +504,7 @@ def divide_by_length(
         num_sentences = len(list(equal_lengths))
         sentences = slice(first_sentence, first_sentence + num_sentences)
         first_sentence += num_sentences
-        # All sentences of the block have the same logits. A tile has them once, as if there were a single sentence.
+        # A tile has the logits only once for all sentences of the block, as if there were a single sentence.
         block_size = choose_block_size(length, num_sentences=1, max_rows=max_rows, max_heads=max_heads)
         for heads in split_range(num_heads, block_size.heads):
             yield Block(
@@ -548,11 +547,11 @@ def find_padding(lengths: Sequence[int]) -> Tensor | None:
 
 
 class Plan(NamedTuple):
-    """How `TiledAttention` computes a call: everything but the tensors."""
+    """All arguments of `TiledAttention` that are no tensors."""
 
     blocks: list[Block]  # parts of the batch that together contain every sentence and head once
     terms_without_tensors: list[Any]  # the terms that the logits are a sum of, with None in place of each tensor
-    tensor_names: list[TensorName]  # where each tensor argument of `TiledAttention` belongs in the terms
+    tensor_names: list[TensorName]  # where each tensor belongs in the terms
     trained_names: list[TensorName]  # the names of the tensors that need a gradient
 
     def rebuild_terms(self, tensors: Sequence[Tensor]) -> list[Term]:
