@@ -246,7 +246,7 @@ class Logits:
             src_len: S, the number of columns.
         """
         has_single_term = len(self.terms()) == 1
-        # A summand may be as large as all logits. So each one is added, and freed, before the next one is computed.
+        # A summand may be as large as all logits. So each one is added before the next one is computed.
         total = None
         for bias_term in self.biases:
             bias = bias_term.bias if has_single_term else at_least_fp32(bias_term.bias)
@@ -270,10 +270,9 @@ def add(x: Tensor | None, y: Tensor) -> Tensor:
 
 
 def add_bias_(products: Tensor, bias: Tensor) -> Tensor:
-    """Returns ``products + bias`` in fp32 at least. If possible, the sum takes the memory of `products`.
+    """Returns ``products + bias`` in fp32 at least. To save memory, it is written into `products` if possible.
 
-    It is not possible if `products` is in half precision or has a smaller size than the sum. The caller goes on with
-    the result alone.
+    It is not possible if `products` is in half precision, or has fewer sentences, heads or rows than the sum.
 
     Args:
         products: A sum of products that nothing else reads, (B or 1, H or 1, T, S).

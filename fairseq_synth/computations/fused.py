@@ -60,14 +60,12 @@ def compute(
     torch_scale = logits.products[0].scale
     query, key = join_products(logits.products, column_biases, torch_scale, like=value)
 
-    # torch hides the future faster without a mask, but cannot do both at once. So if there is a mask, it has to hide
-    # the future, too.
+    hides_future = is_causal(attn_mask)
     mask = None
-    torch_hides_future = is_causal(attn_mask)
-    needs_mask = bool(terms_of_mask) or key_padding_mask is not None
-    if needs_mask:
-        mask = make_mask(terms_of_mask, key_padding_mask, hides_future=torch_hides_future, like=value)
-        torch_hides_future = False
+    if terms_of_mask or key_padding_mask is not None:
+        mask = make_mask(terms_of_mask, key_padding_mask, hides_future, like=value)
+    # torch can hide the future itself, which is faster than a mask, but not in addition to a mask.
+    torch_hides_future = hides_future and mask is None
     out = call_torch(query, key, value, mask, dropout, torch_hides_future, torch_scale)
     return join_heads(out)
 
