@@ -263,8 +263,8 @@ def check_kernels(call: Call) -> bool:
 def switch_off(difference: str) -> None:
     """Switches the kernels off for the rest of the process, and warns.
 
-    If activations are checkpointed, layers whose first pass was by the kernels are computed again without them. In this
-    one update their dropout then differs between the two passes.
+    With activation checkpointing, the backward pass computes each layer a second time. Layers that the kernels have
+    computed before are then computed without them, and drop other weights than before. This affects one update only.
     """
     global SWITCH
     SWITCH = "0"

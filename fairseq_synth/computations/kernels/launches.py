@@ -355,14 +355,14 @@ def plan_forward_short(layout: Layout) -> Launch:
 
     The batch is divided into groups of sentences. A program computes one head of all sentences of a group, one sentence
     after the other. For example, 1000 sentences with 8 heads are divided into 125 groups of 8 sentences. This makes
-    125 * 8 = 1000 programs, which the GPU runs in parallel.
+    125 * 8 = 1000 programs.
     """
     from .triton_attention import forward_short
 
-    # This is four times as many programs as in a backward pass, whose programs need memory for their partial sums.
-    max_programs = 4 * PROGRAMS
-    max_groups = divide_up(max_programs, layout.num_heads)
-    groups = divide_sentences(layout.bsz, max_groups)
+    # The backward pass has fewer programs, as each needs memory for partial sums. These programs need no such memory.
+    max_programs = 4 * PROGRAMS  # 1056
+    max_groups = divide_up(max_programs, layout.num_heads)  # 132 in the example
+    groups = divide_sentences(layout.bsz, max_groups)  # 125 groups of 8 sentences
     tile = Tile.for_whole_sentence(layout, is_forward=True)
     return Launch(
         kernel=forward_short,
@@ -574,13 +574,11 @@ class Work(NamedTuple):
 
 
 def plan_row_work(layout: Layout) -> Work:
-    """Returns the programs of the kernel `backward_rows`, and the memory that they write for later kernels.
+    """Returns the work of the kernel `backward_rows`. A program computes a tile of rows of one head in one sentence.
 
-    A program computes a tile of rows of one head in one sentence. For example, a batch of 10 sentences with 2 tiles
-    each has 20 programs for each head.
-
-    The memory is for ``delta``, and for the gradient of the weight of the outer product in a mixture. This is a single
-    number for each head. Each of the 20 programs writes its part of it, and the kernel `add` adds up the parts.
+    For example, a batch of 10 sentences with 2 tiles each has 20 programs for each head. If an outer product has a
+    weight in a mixture, each program writes a part of its gradient, which is a single number for each head. The kernel
+    `add` adds up these 20 parts.
     """
     tile = Tile.for_kernel("rows", layout)
     tiles_per_head = divide_up(layout.length, tile.rows)  # 2 in the example
@@ -706,9 +704,9 @@ def list_wanted_weights(layout: Layout, summands: Sequence[str]) -> list[str]:
 
 
 def measure_sums_of_group(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int]:
-    """Returns {tensor: size of its gradient in fp32 numbers}, for the tensors whose gradient is needed.
+    """Returns {tensor: size of a partial sum of its gradient in fp32 numbers}, for tensors whose gradient is needed.
 
-    The size is that of the gradient of one group of sentences. It has only the rows and columns that a sentence needs.
+    A partial sum is the gradient of one group of sentences. It has only the rows and columns that a sentence needs.
     """
     sizes = {
         "dense_key": layout.num_heads * layout.length * layout.dense_width,
@@ -728,8 +726,8 @@ def measure_memory_of_groups(sum_sizes: dict[str, int], num_groups: int) -> dict
         sum      dense_key 0 | bias_row 0 | dense_key 1 | bias_row 1 | dense_key 2 | bias_row 2 |
         piece    dense_key   | bias_row                                                         |
 
-    The pieces only tell a kernel where the sums of group 0 begin, here at 0 and 8. It finds the sums of group g 12 g
-    places later, across the end of a piece. So the last piece has the sums of all other groups.
+    The pieces only tell a kernel where the sums of group 0 begin, here at 0 and 8. From there, it finds the sums of
+    group g ``12 * g`` places later, even behind the end of a piece. So the last piece has all that follows.
 
     Args:
         sum_sizes: {tensor: size of its sum in one group}, in the order in which they lie in memory.
@@ -760,7 +758,7 @@ def measure_weights(layout: Layout, summands: Sequence[str], num_parts: int) -> 
 
 
 def measure_delta(layout: Layout) -> dict[str, int]:
-    """Returns {"delta": its size}, for a number for each row of each head and sentence; {} if it is not needed."""
+    """Returns {"delta": size}, the memory for a number for each row of the logits; {} if ``delta`` is not needed."""
     if not needs_delta(layout):
         return {}
     return {"delta": align(layout.bsz * layout.num_heads * layout.length)}
