@@ -356,7 +356,7 @@ def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
     # Each is the whole parameter, (H, 256, k); or a copy of R1 or R2, (H, 10, k), if there is no such parameter.
     left = find_rows_or_copy(term.query, heads)
     right = find_rows_or_copy(term.key, heads)
-    has_scale = term.scale != 1.0
+    has_scale = term.scale != 1.0  # bmm cannot multiply by it
     if not has_scale and can_multiply_all_rows(left, right):
         matrix = torch.bmm(left.tensor, right.tensor.transpose(1, 2))  # (H, 256, 256)
         return SharedTensor(matrix, rows=left.rows, columns=right.rows)
