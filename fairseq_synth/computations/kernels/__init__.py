@@ -47,7 +47,7 @@ TRITON = (3, 4)  # the oldest release whose kernels take tuples
 CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 128
 MAX_HEAD_DIM_OF_MIXTURES = 64  # the limit for mixtures of three functions or more
-LARGEST_SEED = 1 << 62  # a seed is an integer of 64 bits with a sign
+LARGEST_SEED = 1 << 62  # a seed has 64 bits, with a sign
 
 
 def refuses(
@@ -98,8 +98,8 @@ def refuse_tensors(value: Tensor, attn_mask: Tensor | None) -> str:
 def refuse_summands(summands: Summands, value: Tensor) -> str:
     """Returns why the kernels cannot take the logits of a call, or an empty string if they can.
 
-    Registers limit the width of heads. A kernel holds a tile (rows, columns) of the logits, and more for each term. So
-    the limit is lower for mixtures of three terms or more. A bias that is a single row needs next to nothing.
+    The width of heads is limited, because a program of a kernel holds everything in registers. The limit is lower for
+    three terms or more, as each needs a tile (rows, columns) of its own. A bias with a single row needs no tile.
     """
     reason = summands.reason_to_refuse()
     if reason:
@@ -126,17 +126,19 @@ def log_refusal(reason: str) -> None:
 
 @cache
 def device_fits(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns whether the kernels run on a device in a type. If they do not, a warning says why.
+    """Returns whether the kernels run on a device with tensors of a type. If they do not, a warning says why.
 
-    The results are cached, so that each warning comes once for each device and type.
+    The results are cached, so that there is one warning for each device and type.
     """
     if not is_suitable_device(device):
         major, minor = CAPABILITY
         needs = f"an NVIDIA GPU of compute capability {major}.{minor} or higher, and Triton"
         logger.warning(f"{VARIABLE}: has no effect on {device}: the kernels need {needs}")
         return False
-    # On a CPU, Triton's interpreter runs the kernels (`is_suitable_device`).
-    suitable_types = INTERPRETED if device.type == "cpu" else DTYPES
+    if device.type == "cpu":
+        suitable_types = INTERPRETED  # Triton's interpreter runs the kernels
+    else:
+        suitable_types = DTYPES
     if dtype not in suitable_types:
         logger.warning(f"{VARIABLE}: has no effect in {name_of_type(dtype)}: use --fp16, --bf16 or --amp")
         return False
@@ -147,7 +149,7 @@ def is_suitable_device(device: torch.device) -> bool:
     """Returns whether a device is a GPU for which the kernels are made, or the CPU with Triton's interpreter."""
     if device.type == "cpu":
         return is_interpreted() and triton_fits()
-    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    is_nvidia = device.type == "cuda" and torch.version.hip is None  # torch calls AMD's GPUs cuda, too
     return is_nvidia and torch.cuda.get_device_capability(device) >= CAPABILITY and triton_fits()
 
 
@@ -167,7 +169,8 @@ def triton_fits() -> bool:
         import triton
     except ImportError:
         return False
-    return tuple(int(number) for number in triton.__version__.split(".")[:2]) >= TRITON
+    release = tuple(int(number) for number in triton.__version__.split(".")[:2])  # (3, 4) for 3.4.0
+    return release >= TRITON
 
 
 def compute(
@@ -175,19 +178,19 @@ def compute(
 ) -> Tensor:
     """Returns ``softmax(S) V``, (T B, C); see `computations`. Rows of padding behind a sentence are 0.
 
-    If the kernels turn out to be wrong when they are used for the first time, the result is that of `plain`.
+    If the kernels turn out to be wrong when they are used for the first time, `plain` computes the result.
     """
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout)
-    plan = find_plan(call.layout)  # which kernels to launch: all calls of the same sizes and types share a plan
+    plan = find_plan(call.layout)  # the launches of kernels, which all calls of the same sizes and types share
     if not plan.is_loaded:
-        # The first call of a plan. `load` compiles the kernels and checks them; if they are right, `is_loaded` is set.
+        # This is the first call of the plan. If the kernels compile and are right, `load` sets `is_loaded`.
         are_usable = load(plan, call)
         if not are_usable:
             return plain.compute(logits, value, key_padding_mask, attn_mask, dropout)
     seed = None
     if dropout > 0:
         seed = torch.randint(LARGEST_SEED, (1,), device=value.device)
-    # Each tensor is an argument of its own, because autograd does not look for tensors inside a record.
+    # Autograd does not look for tensors inside a record, so that each tensor is an argument of its own.
     out: Tensor = KernelAttention.apply(plan, seed, *call.tensors)
     return out
 
@@ -195,19 +198,18 @@ def compute(
 def attend_without_dropping(
     logits: Logits, value: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, dropout: float
 ) -> Tensor:
-    """Returns the result (T B, C) of the kernels that `compute` would launch, but without dropping a weight.
+    """Returns the result (T B, C) of the kernels that `compute` would launch, but drops no attention weights.
 
-    So it can be compared with the definition's result.
+    So the result can be compared with that of the definition.
     """
     call = prepare_call(logits, value, key_padding_mask, attn_mask, dropout=0.0)
-    if dropout == 0:
-        layout = call.layout
-        seed = None
-    else:
-        # Kernels with dropout are compiled with other code than kernels without it. So the kernels with dropout are to
-        # be compared, but with a probability of 0, which `prepare_call` has written into the layout. Such kernels need
-        # a seed. It is not drawn, because that would change the random numbers of the training.
-        layout = call.layout._replace(has_dropout=True)
+    layout = call.layout
+    seed = None
+    if dropout > 0:
+        # With dropout, other kernels are launched, and these are to be compared. So they are launched here, too, but
+        # they drop with a probability of 0. Their seed is not random, because to draw one would change the random
+        # numbers of the training.
+        layout = layout._replace(has_dropout=True)
         seed = torch.zeros(1, dtype=torch.int64, device=value.device)
     plan = find_plan(layout)
     compile_kernels(plan, call.tensors)
@@ -261,8 +263,8 @@ def check_kernels(call: Call) -> bool:
 def switch_off(difference: str) -> None:
     """Switches the kernels off for the rest of the process, and warns.
 
-    If activations are checkpointed, layers whose first pass was by the kernels are computed again without them. In this
-    one update their dropout then differs between the two passes.
+    With activation checkpointing, the backward pass computes each layer a second time. Layers that the kernels have
+    computed before are then computed without them, and drop other weights than before. This affects one update only.
     """
     global SWITCH
     SWITCH = "0"
@@ -279,12 +281,12 @@ def compile_kernels(plan: Plan, call_tensors: CallTensors) -> None:
     """
     if plan.is_compiled or is_interpreted():
         return
-    # The kernels of the backward pass are compiled here, too, because an error of theirs would come too late there. The
-    # output and the gradients do not exist yet, so that other tensors of the same types stand in for them.
-    stand_ins = make_stand_ins(plan, call_tensors)
+    stand_ins = make_stand_ins(plan, call_tensors)  # tensors of the right types, as the results do not exist yet
+    # The kernels of the backward pass are compiled now, too, so that no error comes in the middle of an update.
+    launches_of_both_passes = [plan.launches.forward, *plan.launches.backward]
     try:
         with torch.cuda.device_of(call_tensors.packed):
-            for launch in [plan.launches.forward, *plan.launches.backward]:
+            for launch in launches_of_both_passes:
                 arguments = launch.args(stand_ins)
                 launch.compile(arguments)
     except torch.cuda.OutOfMemoryError:
@@ -296,57 +298,49 @@ def compile_kernels(plan: Plan, call_tensors: CallTensors) -> None:
 
 
 def make_stand_ins(plan: Plan, call_tensors: CallTensors) -> PassTensors:
-    """Returns tensors with which the kernels of a plan can be compiled. They may have other sizes than in a launch.
+    """Returns arguments with which the kernels of a plan can be compiled.
 
-    A kernel is compiled for the types of its tensors. So the tensors of the call take the place of results that do not
-    exist yet, such as the output and the gradients, and nothing large has to be allocated.
+    A kernel is compiled for the types of its tensors, whatever their sizes and contents are. So existing tensors stand
+    in for the output and the gradients, and nothing large has to be allocated.
     """
     layout = plan.layout
     values = call_tensors.packed  # it has the values, and perhaps queries and keys
-    # The kernels read the tensors of the call, which exist already, and a seed for dropout.
     seed = None
     if layout.has_dropout:
         seed = values.new_empty(1, dtype=torch.int64)
-    # The output and its gradient have the type of the values. `lse`, a number for each row, is in fp32.
-    out = values
-    out_gradient = values
-    lse = values.new_empty(1, dtype=torch.float32)
-    # Each gradient that is wanted has the type of its tensor. All other gradients are None.
-    wanted_tensors = {name: getattr(call_tensors, name) for name in layout.wanted}
-    gradients = CallTensors(**wanted_tensors)
-    # All partial sums are in fp32. The keys of `memory` are the names of those that the kernels write.
-    any_sum = values.new_empty(1, dtype=torch.float32)
-    named_sums = dict.fromkeys(plan.launches.memory, any_sum)
-    partial_sums = PartialSums(**named_sums)
+    any_fp32_tensor = values.new_empty(1, dtype=torch.float32)
+    # A gradient has the type of its tensor. It is None if it is not needed.
+    tensors_with_gradient = {name: getattr(call_tensors, name) for name in layout.wanted}
+    sums = dict.fromkeys(plan.launches.memory, any_fp32_tensor)  # {name of a partial sum: tensor}
     return PassTensors(
         call_tensors,
-        out=out,
+        out=values,  # the output and its gradient have the type of the values
         seed=seed,
-        lse=lse,
-        out_gradient=out_gradient,
-        gradients=gradients,
-        sums=partial_sums,
+        lse=any_fp32_tensor,
+        out_gradient=values,
+        gradients=CallTensors(**tensors_with_gradient),
+        sums=PartialSums(**sums),
     )
 
 
 def run(launch: Launch, tensors: PassTensors) -> None:
-    """Launches a kernel with the tensors of its pass."""
+    """Launches a kernel, which writes its results into some of the tensors."""
     arguments = launch.args(tensors)
     if launch.compiled is not None:
-        # ``launch.kernel[launch.grid]`` would do, but Triton takes much longer to find the compiled kernel than to
-        # launch it.
+        # This is faster than ``launch.kernel[launch.grid](*arguments)``, by which Triton would search for the compiled
+        # kernel.
         launch.compiled(*arguments)
     else:
         launch.kernel[launch.grid](*arguments)  # Triton's interpreter, for which nothing is compiled
 
 
 def allocate_gradients(plan: Plan, inputs: CallTensors) -> CallTensors:
-    """Returns memory for the gradient of each input that needs one, and None for the others."""
+    """Returns tensors without contents, for the gradients of the inputs. Inputs that need no gradient have None."""
     gradients: dict[str, Tensor] = {}
     for name in plan.layout.wanted:
         gradients[name] = torch.empty_like(getattr(inputs, name))
     if plan.has_unused_factors:
-        gradients["factors"].zero_()  # the kernels write all of it but the unused factors
+        gradients["factors"].zero_()  # the kernels do not write the gradient of unused factors, which is 0
     return CallTensors(**gradients)
 
 
@@ -355,8 +349,8 @@ def allocate_sums(plan: Plan, out_gradient: Tensor) -> PartialSums:
     sizes_of_pieces = list(plan.launches.memory.values())
     if not sizes_of_pieces:
         return PartialSums()
-    # A single allocation is divided. The kernels rely on tensors that lie one behind the other, and would write into
-    # foreign memory if each had an allocation of its own (`launches.measure_memory_of_groups`).
+    # The pieces have to lie side by side in one allocation: the kernels write across the ends of pieces, as
+    # `launches.measure_memory_of_groups` explains.
     memory = out_gradient.new_empty(sum(sizes_of_pieces), dtype=torch.float32)
     pieces = memory.split_with_sizes(sizes_of_pieces)  # `split` would be much slower
     piece_of_name = dict(zip(plan.launches.memory, pieces))
@@ -364,14 +358,15 @@ def allocate_sums(plan: Plan, out_gradient: Tensor) -> PartialSums:
 
 
 class KernelAttention(torch.autograd.Function):
-    """Launches the kernels of a plan.
+    """The attention as an operation of autograd, of which both passes launch kernels.
 
-    Both passes run for every attention of every training step. To save time they call as few functions as possible.
+    It is called by ``KernelAttention.apply(plan, seed, *call_tensors)``. Both passes run for every attention of every
+    training step. To save time, they call as few functions as possible.
     """
 
     @staticmethod
     def forward(ctx: Any, plan: Plan, seed: Tensor | None, *inputs: Tensor | None) -> Tensor:
-        """Returns the result of the kernels, (T B, C), and saves what `backward` reads in `ctx`.
+        """Returns the output of the attention, (T B, C), and saves in `ctx` what `backward` needs.
 
         Args:
             ctx: Autograd's record of this call.
@@ -380,27 +375,27 @@ class KernelAttention(torch.autograd.Function):
             inputs: The fields of a `CallTensors`. Each is an argument of its own, because autograd does not look for
                 tensors inside a record.
         """
-        call_tensors = CallTensors(*inputs)  # the record again
+        call_tensors = CallTensors(*inputs)
         layout = plan.layout
         out = call_tensors.packed.new_empty((layout.length * layout.bsz, layout.num_heads * layout.value_width))
         lse = None
         saved_out = None
         if plan.is_long:
-            # For long sentences, the backward pass reads two results of this pass: `out`, and for each row the
-            # logarithm of the softmax's denominator, `lse`. For short ones, it computes everything from the
-            # inputs. Then `out` is not saved, so that its memory can be freed.
+            # The backward pass of long sentences reads `out`, and `lse`: for each row, the logarithm of the softmax's
+            # denominator. The backward pass of short sentences reads neither. So `out` is not saved for it, and its
+            # memory can be freed earlier.
             lse = out.new_empty((layout.bsz, layout.num_heads, layout.length), dtype=torch.float32)
             saved_out = out
         ctx.plan = plan
-        ctx.save_for_backward(saved_out, lse, seed, *inputs)  # `backward` takes them in this order
-        # torch makes the GPU of the tensors the current one before the backward pass, but not before this pass.
+        ctx.save_for_backward(saved_out, lse, seed, *inputs)  # `compute_gradients` reads them in this order
+        # The tensors may be on another GPU than the current one. In the backward pass, torch takes care of this.
         with torch.cuda.device_of(out):
-            run(plan.launches.forward, PassTensors(call_tensors, out, seed, lse))  # fills `out` and `lse`
+            run(plan.launches.forward, PassTensors(call_tensors, out, seed, lse))  # writes `out` and `lse`
         return out
 
     @staticmethod
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Returns the gradients of the arguments of ``forward(ctx, plan, seed, *inputs)``, without `ctx`.
+        """Returns a gradient, or None, for each argument of ``forward(ctx, plan, seed, *inputs)`` but `ctx`.
 
         Args:
             ctx: Autograd's record of the call, with the tensors that `forward` has saved.
@@ -413,51 +408,29 @@ class KernelAttention(torch.autograd.Function):
 
 
 def compute_gradients(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """Returns what `KernelAttention.backward` does, if autograd does not record the backward pass."""
-    # A hook on saved tensors, such as torch's `save_on_cpu`, may bring them back to an address that is not aligned.
+    """Returns the result of `KernelAttention.backward`, computed by the kernels.
+
+    The kernels return nothing, but write the gradients into memory that is allocated here.
+    """
+    plan: Plan = ctx.plan
+    # The gradient, and saved tensors after a hook such as torch's `save_on_cpu`, may lie at any address.
     out, lse, seed, *inputs = align_memory(ctx.saved_tensors)  # in the order in which `forward` has saved them
-    gradients = launch_backward(
-        ctx.plan,
-        CallTensors(*inputs),
-        seed=seed,
-        out=out,
-        lse=lse,
-        out_gradient=copy_unless_aligned(out_gradient.contiguous()),
-    )
-    # One gradient for each argument of `forward`. The inputs were the fields of a `CallTensors`, as these are.
+    out_gradient = copy_unless_aligned(out_gradient.contiguous())
+    call_tensors = CallTensors(*inputs)
+    gradients = allocate_gradients(plan, call_tensors)
+    partial_sums = allocate_sums(plan, out_gradient)
+    arguments = PassTensors(call_tensors, out, seed, lse, out_gradient, gradients, partial_sums)
+    # The order of the launches matters. The first kernels write gradients of tensors that each sentence has for itself,
+    # such as its values, and partial sums of all other gradients. The last kernel adds up the partial sums.
+    for launch in plan.launches.backward:
+        run(launch, arguments)  # writes some of `gradients` and `partial_sums`
+    # The arguments of `forward` were the plan, the seed and the inputs, of which `gradients` has the fields.
     gradient_of_plan = None
     gradient_of_seed = None
     return (gradient_of_plan, gradient_of_seed, *gradients)
 
 
-# The same if autograd records the backward pass. It cannot see what the kernels compute. Therefore, it gets results
-# that raise an error when they are differentiated. All other calls leave this out, as it takes as long as two launches.
+# This does the same if autograd records the backward pass, as for second derivatives. Autograd cannot see what the
+# kernels compute, so that it must raise an error if the gradients are differentiated. All other backward passes leave
+# this out, as it takes as long as two launches.
 compute_gradients_once = once_differentiable(compute_gradients)
-
-
-def launch_backward(
-    plan: Plan,
-    call_tensors: CallTensors,
-    seed: Tensor | None,
-    out: Tensor | None,
-    lse: Tensor | None,
-    out_gradient: Tensor,
-) -> CallTensors:
-    """Launches the kernels of a backward pass, and returns the gradient of each tensor of the call that needs one.
-
-    Args:
-        plan: The launches.
-        call_tensors: The tensors of the call.
-        seed: The seed of the dropped weights, or None without dropout.
-        out, lse: What the forward pass has written; None for short sentences, for which it is not read.
-        out_gradient: The gradient of the output, (T B, C), contiguous.
-    """
-    # The kernels write these two. So far, they are memory without contents.
-    gradients = allocate_gradients(plan, call_tensors)
-    partial_sums = allocate_sums(plan, out_gradient)  # gradients of groups of sentences, which the last kernel adds up
-    arguments = PassTensors(call_tensors, out, seed, lse, out_gradient, gradients, partial_sums)
-    # Each launch fills some of `gradients` and `partial_sums` in place. The order matters: kernels read partial sums
-    # that the launches before them have written.
-    for launch in plan.launches.backward:
-        run(launch, arguments)
-    return gradients

@@ -59,87 +59,95 @@ class Results(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A copy of a tensor of a call, which is a leaf of an autograd graph."""
+    """A copy of a tensor, for which autograd computes a gradient: a leaf of its graph."""
 
     original: Tensor
     tensor: Tensor  # the copy
-    roles: list[str]  # the roles in the call of the tensor or of its views, such as ``query`` and ``key``
+    roles: list[str]  # what the tensor, or views of it, are in the call, such as ``query`` and ``key``
 
 
 class Copies:
-    """Copies of the tensors of a call, which are leaves of an autograd graph, or views of such leaves.
+    """Copies the tensors of a call, so that gradients can be computed without a change of the call's own tensors.
 
-    Tensors of the call that are views of one tensor are views of one leaf, and lie in it in the same way, so that the
-    kernels read the copies as they read the tensors of the call.
+    For example, the queries and keys of a call are the first and the second half of one tensor. This tensor is copied
+    once, and becomes a leaf of autograd's graph. The copies of the queries and keys are the two halves of the leaf. So
+    the kernels read the copies in the same way as the tensors of the call.
 
     Args:
         dtype: The type of the copies; None for the types of the tensors.
-        all_need_gradients: Whether all leaves need a gradient, or those whose tensors need one.
+        all_need_gradients: Whether all leaves need a gradient, or only the copies of tensors that need one.
     """
 
     def __init__(self, dtype: torch.dtype | None = None, all_need_gradients: bool = False) -> None:
         self.dtype = dtype
         self.all_need_gradients = all_need_gradients
-        # {``id(original)``: leaf}. A leaf keeps its original alive, so that no later tensor can have the same id.
+        # {``id(original)``: leaf}. The id stays unique, because a leaf keeps its original alive.
         self.leaves: dict[int, Leaf] = {}
 
     def copy(self, role: str, x: Tensor) -> Tensor:
-        """Returns a copy of x. If x is a view of another tensor, the other tensor is copied, and a view of it returned.
+        """Returns a copy of x. If x is a view, it is the same view of a copy of the whole tensor.
 
-        For example, queries and keys are the first and the second half of one projection. Then the projection is copied
-        once. The copy of the queries is the first half of this copy, and the copy of the keys is its second half.
+        For example, x is ``projection[:3]``. Then the whole projection is copied, or its copy is found if another view
+        of it was copied before. The result is ``copy[:3]``.
 
         Args:
-            role: The role of x in the call, for example ``query``. It becomes a part of the name of what is copied.
+            role: What x is in the call, for example ``query``. It is added to the name of the leaf.
             x: A tensor of the call.
         """
         base = x._base  # torch's name for the tensor that x is a view of; None if x is no view
         if base is None or not can_copy_base(x, base):
             return self.find_or_make_leaf(role, x)
-        copy_of_base = self.find_or_make_leaf(role, base)  # made for the first view of this base, found for the others
+        copy_of_base = self.find_or_make_leaf(role, base)
         return take_same_view(x, base, copy_of_base)
 
     def find_or_make_leaf(self, role: str, original: Tensor) -> Tensor:
-        """Returns the copy of a tensor that is a leaf. It is made the first time. The role is added to its roles."""
+        """Returns the copy of a tensor, which is made when it is asked for the first time.
+
+        Args:
+            role: What the tensor, or the view for which it is copied, is in the call.
+            original: The tensor.
+        """
         key = id(original)
         if key not in self.leaves:
-            self.leaves[key] = Leaf(original, self.make_copy(original), roles=[])
+            copy = self.make_copy(original)
+            self.leaves[key] = Leaf(original, copy, roles=[])
         leaf = self.leaves[key]
         if role not in leaf.roles:
             leaf.roles.append(role)
         return leaf.tensor
 
     def make_copy(self, original: Tensor) -> Tensor:
-        """Returns a copy in memory of its own: a leaf, which needs a gradient as the arguments of `Copies` say."""
-        copy = original.detach().to(self.dtype or original.dtype, copy=True)
+        """Returns a copy of a tensor that is a leaf, as the arguments of `Copies` describe it."""
+        dtype = self.dtype or original.dtype
+        copy = original.detach().to(dtype, copy=True)
         if torch.is_grad_enabled():
             copy.requires_grad_(self.all_need_gradients or original.requires_grad)
         return copy
 
     def name_leaves(self) -> dict[str, Tensor]:
-        """Returns all leaves by names such as ``tensor 0 (query, key)``, which have their numbers and roles."""
-        names = {}
+        """Returns {name: leaf} for all leaves. A name has a number and all roles, such as ``tensor 0 (query, key)``."""
+        leaf_of_name = {}
         for number, leaf in enumerate(self.leaves.values()):
             roles = ", ".join(leaf.roles)
-            names[f"tensor {number} ({roles})"] = leaf.tensor
-        return names
+            leaf_of_name[f"tensor {number} ({roles})"] = leaf.tensor
+        return leaf_of_name
 
 
 def can_copy_base(x: Tensor, base: Tensor) -> bool:
-    """Returns whether a view x of `base` can be copied by copying the base, and taking the same view of the copy."""
-    # If the base is not contiguous, its copy may have other strides. x would lie elsewhere in the copy.
-    keeps_strides = base.is_contiguous()
-    # A view of ``base.detach()`` gives no gradient to the base.
-    shares_gradient = x.requires_grad == base.requires_grad
-    return keeps_strides and shares_gradient
+    """Returns whether a copy of a view x of `base` can be a view of a copy of `base`."""
+    if not base.is_contiguous():
+        return False  # the copy may have other strides, so that x would lie elsewhere in it
+    # The base needs no gradient, but x does; or x is a view of ``base.detach()``, which gives no gradient to the base.
+    has_other_gradient = x.requires_grad != base.requires_grad
+    return not has_other_gradient
 
 
 def take_same_view(x: Tensor, base: Tensor, copy: Tensor) -> Tensor:
-    """Returns the view of a copy of `base` that x is of `base`.
+    """Returns the same view of `copy` as x is of `base`: for example ``copy[:, 3:]`` if x is ``base[:, 3:]``.
 
-    For example, `base` has 2 rows of 6 numbers, and x is its second half, ``base[:, 3:]``. Then x begins 3 places after
-    `base`, its next row is 6 places away, and its next column 1 place: its strides are (6, 1). The result is
-    ``copy.as_strided((2, 3), (6, 1), 3)``, which is ``copy[:, 3:]``.
+    torch does not keep the indices of a view, but its place in memory. If `base` has 2 rows of 6 numbers, the view
+    ``base[:, 3:]`` has the size (2, 3), the strides (6, 1), and begins 3 numbers behind the beginning of `base`. As the
+    copy lies in memory in the same way, its view at this place is ``copy[:, 3:]``.
 
     Args:
         x: A view of `base`.
@@ -158,23 +166,19 @@ class CopiedCall(NamedTuple):
     leaves: dict[str, Tensor]  # by names that say what is in them
 
     def leaves_with_gradients(self) -> dict[str, Tensor]:
-        """Returns the leaves that need gradients, by their names."""
+        """Returns {name: leaf} for the leaves that need gradients."""
         return {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
 
     def name_of_leaf(self, copy: Tensor) -> str:
-        """Returns the name of the leaf that a copy is a view of, or the name of the copy if it is a leaf itself.
-
-        Args:
-            copy: One of the copied tensors.
-        """
+        """Returns the name of the leaf that one of the copies is, or that it is a view of."""
         base = copy._base  # torch's name for the tensor that it is a view of; None if it is no view
-        leaf = copy if base is None else base
-        name_of_id = {id(any_leaf): name for name, any_leaf in self.leaves.items()}
-        return name_of_id[id(leaf)]
+        leaf_of_copy = copy if base is None else base
+        (name,) = [name for name, leaf in self.leaves.items() if leaf is leaf_of_copy]
+        return name
 
 
 def copy_call(call: Call, dtype: torch.dtype | None = None, all_need_gradients: bool = False) -> CopiedCall:
-    """Returns copies of the values and logits of a call. All copies of the same call have leaves with the same names.
+    """Returns copies of the values and logits of a call. If a call is copied twice, the leaves have the same names.
 
     Args:
         call: The call.
@@ -183,26 +187,26 @@ def copy_call(call: Call, dtype: torch.dtype | None = None, all_need_gradients: 
     copies = Copies(dtype, all_need_gradients)
     value = copies.copy("value", call.value)
     terms = [change_tensors(term, copies.copy) for term in call.logits.terms()]
-    return CopiedCall(value, terms, leaves=copies.name_leaves())
+    leaves = copies.name_leaves()  # comes last, because each copy above may have added a leaf or a role
+    return CopiedCall(value, terms, leaves)
 
 
 def compare(call: Call, compute: Compute) -> Comparison:
-    """Compares the output and the gradients that the kernels compute for a call with those of the definition.
+    """Computes the output and the gradients of a call by the kernels and by the definition, and compares them.
 
-    The call does not change, because both sides compute with copies of the tensors. Neither does the state of the
-    random numbers, because nothing is dropped, and `choose_output_gradient` has a generator of its own.
+    Both compute with copies, so that the call and its gradients do not change. Neither does torch's random generator,
+    because nothing is dropped, and `choose_output_gradient` has a generator of its own.
 
     Args:
         call: The call.
         compute: Computes a call by the kernels, (T B, C), without dropout.
     """
-    # The definition computes a weight for each pair of tokens. For a large batch, only some sentences fit into memory.
+    # The definition stores a weight for each pair of tokens. For a large batch, only some sentences fit into memory.
     sentences = choose_sentences(call)
     output_gradient = choose_output_gradient(call, sentences)
     with without_hooks_on_saved_tensors():
         results = compute_by_kernels(call, compute, sentences, output_gradient)
-        # The definition is computed in fp32. A training may have switched autocast on, by which torch would compute
-        # products in half precision.
+        # The definition is computed in fp32, even if a training has switched on autocast, which uses half precision.
         with torch.autocast(call.value.device.type, enabled=False):
             return compare_with_definition(call, results, sentences, output_gradient.float())
 
@@ -229,7 +233,7 @@ def compare_with_definition(call: Call, results: Results, sentences: Tensor, out
     expected = definition.compute(output_gradient)
     if not are_finite(expected):
         return Comparison(is_finite=False)  # a loss that overflows says nothing about the kernels
-    # How much a result may differ from what is expected, in the norm: ``tolerance * scale``, with its own scale.
+    # The error of each result, in the norm, may be up to ``tolerance * scale``, with a scale for each result.
     tolerance = definition.tolerance(call.value.dtype)
     scales = definition.scales(expected, output_gradient)
     differences = describe_differences(results, expected, scales, tolerance)
@@ -246,9 +250,9 @@ def are_finite(results: Results) -> bool:
 
 
 def describe_differences(results: Results, expected: Results, scales: dict[str, float], tolerance: float) -> list[str]:
-    """Returns a description of each result whose relative error is above the tolerance.
+    """Returns a sentence for each result whose relative error is above the tolerance.
 
-    The relative error of a result is the norm of its difference from what is expected, divided by the result's scale.
+    The relative error of a result is ``norm(result - expected result) / scale``.
 
     Args:
         results: The kernels' results.
@@ -260,30 +264,34 @@ def describe_differences(results: Results, expected: Results, scales: dict[str, 
     descriptions = []
     for name, tensor in name_results(results).items():
         scale = max(scales[name], SMALLEST_SCALE)
-        error = float((tensor.float() - expected_tensors[name]).norm()) / scale
+        difference = tensor.float() - expected_tensors[name]
+        error = float(difference.norm()) / scale
         if error > tolerance or math.isnan(error):
             descriptions.append(f"the error of the {name} is {error:.2g}, but at most {tolerance:.2g} is allowed")
     return descriptions
 
 
 def name_results(results: Results) -> dict[str, Tensor]:
-    """Returns the output and the gradients by names such as ``output`` and ``gradient of tensor 0 (value)``."""
-    names = {"output": results.output}
-    for name, gradient in results.gradients.items():
-        names[name_of_gradient(name)] = gradient
-    return names
+    """Returns {name: tensor} for the output and the gradients: ``output``, ``gradient of tensor 0 (value)``, ..."""
+    tensor_of_name = {"output": results.output}
+    for leaf_name, gradient in results.gradients.items():
+        tensor_of_name[name_of_gradient(leaf_name)] = gradient
+    return tensor_of_name
 
 
 def name_of_gradient(leaf_name: str) -> str:
-    """Returns how the gradient of a leaf is called in messages, and in the scales of errors."""
+    """Returns the name of the gradient of a leaf, in messages and in `Definition.scales`."""
     return f"gradient of {leaf_name}"
 
 
 def change_tensors(term: Term, change: Callable[[str, Tensor], Tensor]) -> Term:
-    """Returns a term with ``change(name, tensor)`` in the place of each of its tensors."""
+    """Returns a copy of a term in which each tensor is replaced by ``change(name, tensor)``, with its field's name."""
     fields: dict[str, Any] = {}
     for name, value in term._asdict().items():
-        fields[name] = change(name, value) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            fields[name] = change(name, value)
+        else:
+            fields[name] = value
     return type(term)(**fields)
 
 
@@ -303,10 +311,14 @@ def describe(call: Call) -> str:
 
 
 def choose_sentences(call: Call) -> Tensor:
-    """Returns the numbers of the sentences to compare, from the first to the last, and as many as fit into memory."""
+    """Returns the numbers of the sentences to compare: as many as fit into memory, spread evenly over the batch.
+
+    For example, if 3 of 9 sentences fit, they are 0, 4 and 8.
+    """
     layout = call.layout
-    most = MAX_WEIGHTS // (layout.num_heads * layout.length * layout.length)
-    count = max(1, min(layout.bsz, most))
+    weights_per_sentence = layout.num_heads * layout.length * layout.length
+    max_sentences = MAX_WEIGHTS // weights_per_sentence
+    count = max(1, min(layout.bsz, max_sentences))
     return torch.linspace(0, layout.bsz - 1, count, device=call.value.device).long()
 
 
@@ -328,7 +340,7 @@ def hide_padding(x: Tensor, call: Call, sentences: Tensor) -> Tensor:
 
 
 def compute_by_kernels(call: Call, compute: Compute, sentences: Tensor, output_gradient: Tensor) -> Results:
-    """Returns the results of the kernels, which compute all sentences of the call."""
+    """Returns the results of the kernels. They compute the whole call, of which some sentences are compared."""
     copies = copy_call(call)
     layout = call.layout
     out = compute(Logits(copies.terms), copies.value, call.key_padding_mask, call.attn_mask, layout.dropout)
@@ -338,7 +350,10 @@ def compute_by_kernels(call: Call, compute: Compute, sentences: Tensor, output_g
 
 
 def differentiate(output: Tensor, leaves: dict[str, Tensor], output_gradient: Tensor) -> dict[str, Tensor]:
-    """Returns the gradients of leaves by their names; 0 for a leaf that the output does not depend on."""
+    """Returns {name: gradient} for leaves {name: leaf}. It is 0 for a leaf that the output does not depend on.
+
+    The graph is kept, because some graphs are differentiated twice.
+    """
     if not leaves:
         return {}
     gradients = torch.autograd.grad(
@@ -352,7 +367,7 @@ class Definition:
 
     Attributes:
         copies: Copies of the tensors of the call, with all its sentences.
-        leaves: {name: tensor}, the tensors that these copies are, or are views of. Autograd computes their gradients.
+        leaves: {name: leaf}, the leaves of autograd's graph that these copies are, or are views of.
         value, key_padding_mask: The values and the padding mask of the sentences to compare.
         logits: The logits S of the sentences to compare, as the list of their terms.
         total_logits: The sum of these terms, one tensor (sentences or 1, H or 1, T or 1, T).
@@ -367,12 +382,11 @@ class Definition:
         """
         self.call = call
         self.sentences = sentences
-        # The leaves are copies of whole tensors of the call, so that their gradients can be compared with those of the
-        # kernels. All leaves need gradients, because autograd refuses to differentiate logits that need none.
+        # The kernels compute the gradients of whole tensors. To compare them, whole tensors are copied here, too. All
+        # leaves need gradients, because autograd refuses to differentiate logits that need none.
         self.copies = copy_call(call, torch.float32, all_need_gradients=True)
         self.leaves = self.copies.leaves_with_gradients()
-        # All other attributes have only the sentences to compare. Autograd records how these sentences are taken from
-        # the copies. So the leaves get gradients, which are 0 in all other sentences.
+        # All that follows has only the sentences to compare. In all other sentences, autograd makes the gradients 0.
         self.value = self.take_sentences(self.copies.value)
         self.logits = Logits(self.take_sentences_of_term(term) for term in self.copies.terms)
         self.total_logits = self.logits.total(call.layout.length)
@@ -381,13 +395,13 @@ class Definition:
             self.key_padding_mask = self.take_sentences(call.key_padding_mask)
 
     def take_sentences(self, x: Tensor) -> Tensor:
-        """Returns the sentences to compare of a tensor; the whole tensor if the batch shares it."""
+        """Returns the part of x (B or 1, ...) with the sentences to compare; x itself if all sentences share it."""
         if x.shape[0] == 1:
             return x
         return x.index_select(0, self.sentences)
 
     def take_sentences_of_term(self, term: Term) -> Term:
-        """Returns a term of the sentences to compare."""
+        """Returns a term of the logits with only the sentences to compare in its tensors."""
         return change_tensors(term, lambda _name, tensor: self.take_sentences(tensor))
 
     def compute(self, output_gradient: Tensor) -> Results:
@@ -398,17 +412,25 @@ class Definition:
         return Results(hide_padding(output.detach(), self.call, self.sentences), gradients)
 
     def tolerance(self, dtype: torch.dtype) -> float:
-        """Returns how large a relative error in a type may be; see the head of this module."""
-        roundoff = max(torch.finfo(dtype).eps / 2, LEAST_ROUNDOFF)
-        return roundoff * (ROUNDINGS + float(self.total_logits.detach().abs().max()))
+        """Returns the largest relative error of a result in a type that rounding may cause: u (ROUNDINGS + max|S|).
+
+        The head of this module derives the formula.
+        """
+        roundoff = max(torch.finfo(dtype).eps / 2, LEAST_ROUNDOFF)  # u
+        largest_logit = float(self.total_logits.detach().abs().max())  # max|S|
+        return roundoff * (ROUNDINGS + largest_logit)
 
     def scales(self, results: Results, output_gradient: Tensor) -> dict[str, float]:
-        """Returns {name of a result: the number that its error is divided by}, for the output and all gradients.
+        """Returns {name of a result: the norm that its error is divided by}, for the output and all gradients.
 
-        A difference may be much smaller than its terms, but it has their rounding errors. For example, fp16 rounds 1.01
-        to 1.0098, so that ``1.01 - 1.00`` becomes 0.0098. The error is small relative to 1.01, but not relative to the
-        difference. So an error is divided by the norm of the result, or by a norm of the numbers from which the result
-        is computed, whichever is largest.
+        Usually it is the norm of the result. But if a result is a small difference of large numbers, it has the
+        rounding errors of the large numbers. For example, fp16 rounds 1.01 to 1.0098, so that ``1.01 - 1.00`` becomes
+        0.0098: the error is small for a number like 1.01, but large for 0.01. The gradient of the logits is a
+        difference, ``dS = G - P rowsum(G)``. So a gradient has two or three norms, of which the largest is taken:
+
+        - its own norm,
+        - the norm that it would have if dS were G,
+        - for weights of a mixture, whose gradients are sums that may cancel out, the norm of the numbers in a sum.
 
         Args:
             results: The definition's results.
@@ -416,22 +438,21 @@ class Definition:
         """
         weighted_gradient = self.compute_weighted_gradient(output_gradient)  # G
         norms_without_subtraction = self.measure_without_subtraction(weighted_gradient)
-        norms_of_summands = self.measure_summands(weighted_gradient)
+        norms_of_addends = self.measure_addends(weighted_gradient)
         scales = {"output": float(results.output.norm())}
-        for name, gradient in results.gradients.items():
-            # Most gradients are computed from that of the logits, which is the difference ``G - P rowsum(G)``.
-            norms = [float(gradient.norm()), norms_without_subtraction[name]]
-            if name in norms_of_summands:
-                # It is the gradient of weights of a mixture, which are sums over all logits, too.
-                norms.append(norms_of_summands[name])
-            scales[name_of_gradient(name)] = max(norms)
+        for leaf_name, gradient in results.gradients.items():
+            norms = [float(gradient.norm()), norms_without_subtraction[leaf_name]]
+            if leaf_name in norms_of_addends:  # the leaf has weights of a mixture
+                norms.append(norms_of_addends[leaf_name])
+            scales[name_of_gradient(leaf_name)] = max(norms)
         return scales
 
     @torch.no_grad()
     def compute_weighted_gradient(self, output_gradient: Tensor) -> Tensor:
-        """Returns ``G = P * dP``, elementwise, (B, H, T, T), for the attention weights P and their gradient dP.
+        """Returns ``G = P * dP``, elementwise, for the attention weights P and their gradient dP, (B, H, T, T) each.
 
-        The gradient of the logits is ``G - P * rowsum(G)``. B are the sentences to compare.
+        By the derivative of softmax, the gradient of the logits is ``G - P * rowsum(G)``. B is the number of sentences
+        to compare.
 
         Args:
             output_gradient: The gradient dY of the output, (T, B, C).
@@ -447,51 +468,48 @@ class Definition:
             attn_mask=self.call.attn_mask,
             bsz=bsz,
         )  # P, (B, H, T, T)
-        # The output of a head is ``Y = P V``. So dP is ``dY V^T``: the gradient of the weight of column s in row t is
-        # the sum of ``dY[t] * V[s]`` over the features d of the head.
+        # The output of a head is ``Y = P V``, so that ``dP = dY V^T``.
         gradient_of_heads = output_gradient.view(layout.length, bsz, layout.num_heads, -1)  # dY, (T, B, H, d_h)
         gradient_of_weights = torch.einsum("tbhd,bhsd->bhts", gradient_of_heads, self.value)  # dP, (B, H, T, T)
         return weights * gradient_of_weights
 
     def measure_without_subtraction(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Measures how large the gradients would be if nothing were subtracted from G.
+        """Returns {leaf name: the norm of the leaf's gradient if the gradient of the logits were G}, for all leaves.
 
-        The gradient of the logits is the difference ``G - P rowsum(G)``. If it is small, all gradients computed from it
-        are small, too, but their rounding errors are those of G.
+        The gradient of the logits is the difference ``G - P rowsum(G)``. It may be small and still have the rounding
+        errors of G, and so have all gradients that are computed from it.
 
         Args:
-            weighted_gradient: G, which `compute_weighted_gradient` returns.
+            weighted_gradient: G, from `compute_weighted_gradient`.
 
         Returns:
-            {name of a leaf: the norm that its gradient would have}. A leaf is a copy of a tensor of the call. The norm
-            is 0 if the logits do not depend on the leaf, for example for the values.
+            the norms. They are 0 for leaves that the logits do not depend on, such as the values.
         """
-        # A logit that several sentences, heads or rows share has the sum of their gradients.
+        # If sentences, heads or rows share a logit, its gradient is the sum of their gradients.
         gradient_of_logits = weighted_gradient.sum_to_size(self.total_logits.size())
         gradients = differentiate(self.total_logits, self.leaves, gradient_of_logits)
-        return {name: float(gradient.norm()) for name, gradient in gradients.items()}
+        return {leaf_name: float(gradient.norm()) for leaf_name, gradient in gradients.items()}
 
-    def measure_summands(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Measures how large the numbers are whose sum is the gradient of a weight of a mixture.
+    def measure_addends(self, weighted_gradient: Tensor) -> dict[str, float]:
+        """Returns {leaf name: the norm of the numbers whose sum is the leaf's gradient}, for weights of a mixture.
 
-        The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``. The gradient of the weight w_1 is the sum of ``dS * S_1``
-        over all logits of a head. If these numbers nearly cancel each other, their sum is small, but has the rounding
-        errors of all of them. The gradient dS of the logits is ``G - P rowsum(G)``, and may be small for the same
-        reason. So this method measures ``G * S_1``.
+        The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``. So the gradient of the weight w_1 is the sum of
+        ``dS * S_1`` over all logits of a head. If these numbers cancel out, their sum is small, but it has the rounding
+        errors of all of them. As dS may be small for a similar reason (see `measure_without_subtraction`), G takes its
+        place: the norm is that of ``G * S_1``.
 
         Args:
-            weighted_gradient: G, which `compute_weighted_gradient` returns.
+            weighted_gradient: G, from `compute_weighted_gradient`.
 
         Returns:
-            {name of a leaf with weights: the norm of ``G * S_1``}. If the leaf has the weights of several terms, it is
-            the largest of their norms.
+            the norms. If a leaf has the weights of several terms, it is the largest norm of these terms.
         """
         largest_norms: dict[str, float] = {}
         for term in self.logits.terms():
             if term.weight is None:
                 continue
-            summands = weighted_gradient * self.compute_unweighted_logits(term)  # G * S_1
-            norm = float(summands.norm())
+            addends = weighted_gradient * self.compute_unweighted_logits(term)  # G * S_1
+            norm = float(addends.norm())
             leaf_name = self.copies.name_of_leaf(term.weight)
             largest_norms[leaf_name] = max(norm, largest_norms.get(leaf_name, 0.0))
         return largest_norms

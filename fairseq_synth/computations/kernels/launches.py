@@ -1,6 +1,10 @@
-"""The launches of the Triton kernels for a call: their tiles, numbers and memory, which follow from its sizes alone.
+"""The launches of the Triton kernels for a call: which kernels, with how many programs, tiles and numbers.
 
-A launch has no tensors, so that it serves every call of the same sizes. It takes them from the `PassTensors` of a call.
+All of this follows from the sizes of the call. So all calls of the same sizes share their launches, and each call only
+adds its tensors.
+
+A program is a kernel's work that a GPU runs in parallel with other programs. It computes a tile: some rows and some
+columns of the logits of a head.
 """
 
 from collections.abc import Callable, Sequence
@@ -64,7 +68,10 @@ class Layout(NamedTuple):
     number_of_weights: int = 0  # M
 
     def summands_with_tiles(self) -> list[str]:
-        """Returns the summands of which a program holds a whole tile in registers: all but the bias_row."""
+        """Returns the summands of the logits that have a number for each row and column: all but the bias_row.
+
+        A program holds a tile of each of them in registers.
+        """
         sizes = {
             "product": self.query_width,
             "dense": self.dense_width,
@@ -125,11 +132,10 @@ class Layout(NamedTuple):
 
 
 def round_length(length: int) -> int:
-    """Returns a length that stands for all lengths whose kernels have the same tiles: 16, 32, 64 or 128.
+    """Returns a length rounded up to 16, 32, 64 or 128. Sentences of the same rounded length have the same tiles.
 
-    The tiles of short sentences have the length rounded up to a power of two, at least 16. For example, 16 stands for 1
-    to 16 tokens, and 32 for 17 to 32. 128 stands for all lengths above 64, because long sentences are divided into
-    tiles of the same size, whatever their length is.
+    For example, 17 tokens are rounded up to 32. Above 64 tokens, every length becomes 128, because longer sentences are
+    divided into tiles of a fixed size.
     """
     return min(power_of_2(length), 128)
 
@@ -160,10 +166,10 @@ class Kind(NamedTuple):
 
 
 class Launch:
-    """A launch of a kernel, which takes its tensors from the `PassTensors` of a call.
+    """A kernel with its number of programs and with all its arguments but the tensors, which each call adds.
 
-    For example, a kernel may have the arguments ``(out, lse, T, B)``. The launch is made with the numbers
-    ``{"B": 3, "T": 2}``. So T and B are known, and `args` reads ``out`` and ``lse`` from the `PassTensors`.
+    For example, a kernel has the arguments ``(out, lse, T, B)``. Its launch is made with the numbers
+    ``{"B": 3, "T": 2}``. For each call, `args` reads the tensors ``out`` and ``lse`` from its `PassTensors`.
 
     Args:
         kernel: The kernel, from `triton_attention` or `triton_sums`. Its first arguments are two or more fields of
@@ -181,34 +187,36 @@ class Launch:
     def __init__(
         self, kernel: Any, grid: Sequence[int], numbers: dict[str, Any], num_warps: int, num_stages: int = 1
     ) -> None:
-        """Sorts the kernel's arguments into tensors, which differ from call to call, and numbers, which are known.
+        """Stores the arguments, and finds out which tensors the kernel takes: its arguments that are no `numbers`.
 
-        For example, the kernel ``(out, lse, T, B)`` with the numbers ``{"B": 3, "T": 2}`` has the tensors ``out`` and
+        For example, the kernel ``(out, lse, T, B)`` with the numbers ``{"B": 3, "T": 2}`` takes the tensors ``out`` and
         ``lse``.
         """
         self.kernel = kernel
         unused_directions = [1] * (3 - len(grid))
         self.grid = (*grid, *unused_directions)
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
-        tensor_names = [name for name in kernel.arg_names if name not in numbers]  # ["out", "lse"]
-        number_names = [name for name in kernel.arg_names if name in numbers]  # ["T", "B"], in the kernel's order
-        assert kernel.arg_names == tensor_names + number_names, "the tensors of a kernel have to be its first arguments"
-        self.numbers = {name: numbers[name] for name in number_names}  # {"T": 2, "B": 3}
-        # `read_tensors` takes the kernel's tensors from a `PassTensors`: ``(x.out, x.lse)``. A loop would be slower.
-        assert len(tensor_names) > 1, "an attrgetter of a single name returns no tuple"
-        self.read_tensors: Callable[[PassTensors], tuple[Any, ...]] = attrgetter(*tensor_names)
         self.compiled: Callable[..., None] | None = None  # until `compile` is called
+        num_tensors = len(kernel.arg_names) - len(numbers)
+        tensor_names = kernel.arg_names[:num_tensors]  # ["out", "lse"]
+        number_names = kernel.arg_names[num_tensors:]  # ["T", "B"]
+        assert set(number_names) == set(numbers), "the tensors of a kernel have to be its first arguments"
+        # A compiled kernel takes its arguments by position, so the numbers are sorted as the kernel has them.
+        self.numbers = {name: numbers[name] for name in number_names}  # {"T": 2, "B": 3}
+        # ``read_tensors(x)`` returns ``(x.out, x.lse)``. A loop over the names would be slower.
+        assert num_tensors > 1, "an attrgetter of a single name returns no tuple"
+        self.read_tensors: Callable[[PassTensors], tuple[Any, ...]] = attrgetter(*tensor_names)
 
     def args(self, tensors: PassTensors) -> list[Any]:
-        """Returns the arguments of the kernel in their order, because a compiled kernel takes them by position."""
+        """Returns all arguments of the kernel in its order: the tensors of a call, and the numbers of the launch."""
         return [*self.read_tensors(tensors), *self.numbers.values()]
 
     def compile(self, arguments: Sequence[Any]) -> None:
         """Compiles the kernel for arguments of such types, loads it on the GPU and sets `options` and `compiled`.
 
-        If more than `MAX_SPILLS` registers of a thread do not fit and lie in memory, the kernel is compiled again with
-        twice as many warps, so that each thread needs fewer. This ends at `MAX_WARPS`, or when the kernel with more
-        warps does not fit the GPU.
+        If a thread needs many more registers than it has, they lie in slow memory ("spills"). Then the kernel is
+        compiled again with twice as many warps, so that each thread needs fewer registers. This is repeated until there
+        are at most `MAX_SPILLS` spills or at least `MAX_WARPS` warps, or until the kernel does not fit the GPU.
 
         Raises:
             OutOfResources: The kernel does not fit the GPU in any way.
@@ -228,8 +236,8 @@ class Launch:
     def load(self, arguments: Sequence[Any], num_warps: int, num_stages: int) -> "LoadedKernel":
         """Returns the kernel, compiled with a number of warps and loaded on the GPU.
 
-        The more stages a loop reads ahead, the more shared memory the kernel needs. If the GPU has too little for
-        `num_stages`, the kernel is compiled for one stage less, and so on.
+        The more stages a loop reads ahead, the more shared memory the kernel needs. If the GPU has too little for 3
+        stages, for example, the kernel is compiled for 2 stages, and then for 1.
 
         Raises:
             OutOfResources: The kernel does not fit the GPU even if it reads only one stage ahead.
@@ -278,13 +286,14 @@ class Launches(NamedTuple):
 
 
 class Plan:
-    """What is known about all calls with a layout.
+    """The launches for all calls with the same layout.
 
     Attributes:
         layout: The layout.
-        is_long: Whether the kernels are those for sentences of any length.
-        has_unused_factors: Whether a part of the gradient of an outer product's factors is 0, and no kernel writes it.
+        is_long: Whether the kernels are the ones for sentences of any length, and not the ones for short sentences.
         launches: The launches of the kernels.
+        has_unused_factors: Whether the factors of an outer product have features for columns beyond the sentence. No
+            kernel writes the gradient of these features, which is 0.
         is_compiled: Whether the kernels are compiled.
         is_loaded: Whether the kernels may be used.
     """
@@ -293,7 +302,10 @@ class Plan:
         """Plans the launches, whose kernels are neither compiled nor loaded."""
         self.layout = layout
         self.is_long = not layout.is_short()
-        self.launches = plan_long_sentences(layout) if self.is_long else plan_short_sentences(layout)
+        if self.is_long:
+            self.launches = plan_long_sentences(layout)
+        else:
+            self.launches = plan_short_sentences(layout)
         self.has_unused_factors = "factors" in layout.wanted and has_unused_left_factors(layout)
         self.is_compiled = False
         self.is_loaded = False
@@ -303,18 +315,24 @@ find_plan = lru_cache(maxsize=MAX_PLANS)(Plan)  # for equal layouts the same pla
 
 
 def has_unused_left_factors(layout: Layout) -> bool:
-    """Returns whether the left factor of the outer product has features for columns beyond the sentence."""
-    return layout.right_width > 0 and layout.left_width > divide_up(layout.length, layout.right_width)
+    """Returns whether the left factor of the outer product has features for columns beyond the sentence.
+
+    For example, 3 left and 4 right features make 12 columns, 4 for each left feature. A sentence of 7 tokens has only 7
+    columns, so that the last left feature is not used.
+    """
+    if layout.right_width == 0:
+        return False  # there is no outer product
+    used_left_features = divide_up(layout.length, layout.right_width)  # 2 in the example
+    return layout.left_width > used_left_features
 
 
 def plan_short_sentences(layout: Layout) -> Launches:
-    """Returns the launches of the kernels for short sentences.
+    """Returns the launches of the kernels for short sentences: one forward, and up to two backward.
 
-    The forward pass is one launch, `forward_short`. The backward pass has two:
-
-    - `backward_short` writes the gradients that each sentence has for itself, such as those of its values. For tensors
-      that all sentences share, and for the weights of a mixture, it writes partial sums.
-    - `add` adds up the partial sums. Without partial sums, it is left out.
+    - `forward_short` writes the output.
+    - `backward_short` writes the gradients of tensors that each sentence has for itself, such as its values. For
+      tensors that all sentences share, and for the weights of a mixture, it writes partial sums of the gradients.
+    - `add` adds up the partial sums. It is left out if there are none.
     """
     forward = plan_forward_short(layout)
     if not layout.wanted:  # no tensor needs a gradient
@@ -326,29 +344,29 @@ def plan_short_sentences(layout: Layout) -> Launches:
         summands=SUMMANDS,
     )
     backward = [plan_backward_short(layout, work)]
-    # For long sentences, three kernels write the partial sums, each with work of its own. Here, one kernel writes all.
-    addition = plan_addition(layout, outer_weight_from=work, columns_from=work, matrix_from=work)
+    # For long sentences, three kernels write the partial sums. Here, one kernel does the work of all three.
+    addition = plan_addition(layout, row_work=work, column_work=work, matrix_work=work)
     backward.extend(addition)
     return Launches(forward, backward, memory=work.memory)
 
 
 def plan_forward_short(layout: Layout) -> Launch:
-    """Returns the launch that writes ``out`` for short sentences.
+    """Returns the launch of the kernel that computes the output of short sentences.
 
-    A program is what a GPU runs in parallel with others. Here it computes one head of a group of sentences, one
-    sentence after the other.
+    The batch is divided into groups of sentences. A program computes one head of all sentences of a group, one sentence
+    after the other. For example, 1000 sentences with 8 heads are divided into 125 groups of 8 sentences. This makes
+    125 * 8 = 1000 programs.
     """
     from .triton_attention import forward_short
 
-    # More programs keep a GPU busier. A backward pass aims at only `PROGRAMS` of them, because each needs memory for
-    # its partial sums. These programs need none, so that there may be four times as many.
-    max_programs = 4 * PROGRAMS
-    max_groups = divide_up(max_programs, layout.num_heads)  # each group has a program for each head
-    groups = divide_sentences(layout.bsz, max_groups)
+    # The backward pass has fewer programs, as each needs memory for partial sums. These programs need no such memory.
+    max_programs = 4 * PROGRAMS  # 1056
+    max_groups = divide_up(max_programs, layout.num_heads)  # 132 in the example
+    groups = divide_sentences(layout.bsz, max_groups)  # 125 groups of 8 sentences
     tile = Tile.for_whole_sentence(layout, is_forward=True)
     return Launch(
         kernel=forward_short,
-        grid=(layout.num_heads, groups.num_groups),
+        grid=(layout.num_heads, groups.num_groups),  # a program for each head in each group
         numbers={**make_numbers(layout, tile), "sentences_per_group": groups.sentences_per_group},
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -356,13 +374,13 @@ def plan_forward_short(layout: Layout) -> Launch:
 
 
 def plan_backward_short(layout: Layout, work: "Work") -> Launch:
-    """Returns the launch that writes gradients for short sentences.
+    """Returns the launch of the kernel that computes the gradients of short sentences.
 
-    A program computes one head, in all sentences of a group.
+    A program computes one head of all sentences of a group.
 
     Args:
         layout: The layout.
-        work: Which groups there are, and where a program writes its sums over the group.
+        work: How the batch is divided into groups of sentences, from `plan_work`.
     """
     from .triton_attention import backward_short
 
@@ -379,32 +397,35 @@ def plan_backward_short(layout: Layout, work: "Work") -> Launch:
 def plan_long_sentences(layout: Layout) -> Launches:
     """Returns the launches of the kernels for sentences of any length: one forward, and up to four backward.
 
-    - `backward_rows` writes the gradients of queries, dense_query and factors, and ``delta`` for the next two.
-    - `backward_columns` writes the gradients of values and keys, and partial sums for dense_key, bias_row and weights.
-    - `backward_matrix` writes partial sums for the matrix and its weight.
+    - `forward` writes the output.
+    - `backward_rows` writes the gradients of queries, dense_query and factors, and ``delta``, which the next two
+      kernels read.
+    - `backward_columns` writes the gradients of values and keys, and partial sums of the gradients of dense_key,
+      bias_row and weights.
+    - `backward_matrix` writes partial sums of the gradients of the matrix and its weight.
     - `add` adds up the partial sums.
+
+    A kernel of the backward pass is left out if no tensor needs the gradients that it computes.
     """
     forward = plan_forward_long(layout)
     if not layout.wanted:  # no tensor needs a gradient
         return Launches(forward, backward=[], memory={})
-    # How each kernel divides its work among programs, and the memory for what these leave for later kernels.
-    rows = plan_row_work(layout)
-    columns = plan_column_work(layout)
-    matrix = plan_matrix_work(layout)
-    # A kernel is left out if nobody wants what it writes.
-    wants_values_or_keys = "packed" in layout.wanted  # this tensor has the values, and perhaps queries and keys
+    row_work = plan_row_work(layout)
+    column_work = plan_column_work(layout)
+    matrix_work = plan_matrix_work(layout)
+    # The kernels run in the order of this list.
     backward = []
     if needs_delta(layout):
-        backward.append(plan_backward_rows(layout, rows))  # comes first, because the next two kernels read ``delta``
-    if wants_values_or_keys or columns.leaves_sums():
-        backward.append(plan_backward_columns(layout, columns))
-    if matrix.leaves_sums():
-        backward.append(plan_backward_matrix(layout, matrix))
-    # The last launch adds up what the others have left.
-    addition = plan_addition(layout, outer_weight_from=rows, columns_from=columns, matrix_from=matrix)
+        backward.append(plan_backward_rows(layout, row_work))  # comes first, because the next two kernels read `delta`
+    values_need_gradient = "packed" in layout.wanted  # this tensor has the values, and perhaps queries and keys
+    if values_need_gradient or column_work.leaves_sums():
+        backward.append(plan_backward_columns(layout, column_work))
+    if matrix_work.leaves_sums():
+        backward.append(plan_backward_matrix(layout, matrix_work))
+    addition = plan_addition(layout, row_work, column_work, matrix_work)  # comes last: it reads the partial sums
     backward.extend(addition)
-    # For a kernel that is not launched, this is empty.
-    memory = {**columns.memory, **matrix.memory, **rows.memory}
+    # A kernel that is left out has no memory.
+    memory = {**column_work.memory, **matrix_work.memory, **row_work.memory}
     return Launches(forward, backward, memory)
 
 
@@ -427,18 +448,18 @@ def plan_forward_long(layout: Layout) -> Launch:
 
 
 def plan_backward_rows(layout: Layout, work: "Work") -> Launch:
-    """Returns the launch that writes ``delta`` and the gradients of rows.
+    """Returns the launch of the kernel that computes ``delta`` and the gradients of queries and other factors of rows.
 
     A program computes a tile of rows of one head in one sentence.
 
     Args:
         layout: The layout.
-        work: How many programs compute a head.
+        work: How many programs compute a head, from `plan_row_work`.
     """
     from .triton_attention import backward_rows
 
     tile = Tile.for_kernel("rows", layout)
-    num_programs = layout.num_heads * work.programs_per_head()  # each head has a program for each tile of each sentence
+    num_programs = layout.num_heads * work.programs_per_head()
     return Launch(
         kernel=backward_rows,
         grid=(num_programs,),
@@ -449,18 +470,18 @@ def plan_backward_rows(layout: Layout, work: "Work") -> Launch:
 
 
 def plan_backward_columns(layout: Layout, work: "Work") -> Launch:
-    """Returns the launch for the gradients of columns, such as those of keys and values.
+    """Returns the launch of the kernel that computes the gradients of values, keys and all else that columns have.
 
-    A program computes a tile of columns of one head, in all sentences of a group.
+    A program computes a tile of columns of one head in all sentences of a group.
 
     Args:
         layout: The layout.
-        work: Which groups there are, and where a program writes its sums over the group.
+        work: How the work is divided among programs, from `plan_column_work`.
     """
     from .triton_attention import backward_columns
 
     tile = Tile.for_kernel("columns", layout)
-    num_programs = layout.num_heads * work.programs_per_head()  # for each head in each group, one for each tile
+    num_programs = layout.num_heads * work.programs_per_head()
     return Launch(
         kernel=backward_columns,
         grid=(num_programs,),
@@ -471,18 +492,18 @@ def plan_backward_columns(layout: Layout, work: "Work") -> Launch:
 
 
 def plan_backward_matrix(layout: Layout, work: "Work") -> Launch:
-    """Returns the launch for the gradient of the matrix.
+    """Returns the launch of the kernel that computes the gradient of the matrix.
 
-    A program computes a tile of rows and columns of one head, and sums over the sentences of a group.
+    A program computes a tile of rows and columns of one head, and adds up the gradients of all sentences of a group.
 
     Args:
         layout: The layout.
-        work: Which groups there are, and where a program writes its sums over the group.
+        work: How the work is divided among programs, from `plan_matrix_work`.
     """
     from .triton_attention import backward_matrix
 
     tile = Tile.for_kernel("matrix", layout)
-    num_programs = layout.num_heads * work.programs_per_head()  # for each head in each group, one for each tile
+    num_programs = layout.num_heads * work.programs_per_head()
     return Launch(
         kernel=backward_matrix,
         grid=(num_programs,),
@@ -493,7 +514,7 @@ def plan_backward_matrix(layout: Layout, work: "Work") -> Launch:
 
 
 def make_numbers(layout: Layout, tile: "Tile") -> dict[str, Any]:
-    """Returns the arguments that all kernels of `triton_attention` have and that are no tensors, by name.
+    """Returns {name: value} for the arguments of every kernel of `triton_attention` that are no tensors.
 
     These are the fields of `CallNumbers`, and ``constants``.
     """
@@ -524,27 +545,27 @@ class SentenceGroups(NamedTuple):
 
 
 class Work(NamedTuple):
-    """How a kernel of a backward pass divides its work among programs, and the memory for what these leave behind.
+    """How a kernel of a backward pass divides its work among programs, and the memory for their partial sums.
 
-    A program computes a tile of a head in all sentences of a group. It adds up their gradients of what all sentences
-    share, and leaves the sums in memory. `plan_addition` plans the launch that adds up the sums of all programs.
+    A program computes a tile of one head in all sentences of a group. If all sentences share a tensor, its gradient is
+    a sum over sentences. The program writes the sum over its group, and the kernel `add` adds up the groups.
     """
 
     groups: SentenceGroups
-    tiles_per_head: int  # so many programs compute a head in a group
-    numbers_per_group: int  # how many numbers the sums of a group have, without the parts of the weights' gradients
-    memory: dict[str, int]  # {field of `PartialSums`: how many numbers it has}; empty if nothing is left behind
+    tiles_per_head: int  # programs for each head in each group
+    numbers_per_group: int  # the size of a group's partial sums, in fp32 numbers, without the gradients of weights
+    memory: dict[str, int]  # {field of `PartialSums`: its size in fp32 numbers}; empty if there are no partial sums
 
     def programs_per_head(self) -> int:
-        """Returns how many programs compute a head. Each leaves a part of the gradients of the weights."""
+        """Returns the number of programs for each head, of all tiles and groups."""
         return self.groups.num_groups * self.tiles_per_head
 
     def leaves_sums(self) -> bool:
-        """Returns whether the programs have any sums to leave behind."""
+        """Returns whether the programs write anything to memory that later kernels read, such as partial sums."""
         return bool(self.memory)
 
     def group_numbers(self) -> dict[str, int]:
-        """Returns two arguments of the kernel, ``sentences_per_group`` and ``numbers_per_group``, by name."""
+        """Returns {name: value} for two arguments of the kernel, ``sentences_per_group`` and ``numbers_per_group``."""
         numbers = GroupNumbers(
             sentences_per_group=self.groups.sentences_per_group,
             numbers_per_group=self.numbers_per_group,
@@ -553,26 +574,27 @@ class Work(NamedTuple):
 
 
 def plan_row_work(layout: Layout) -> Work:
-    """Returns the work of `backward_rows`. A program computes a tile of rows of one head in one sentence.
+    """Returns the work of the kernel `backward_rows`. A program computes a tile of rows of one head in one sentence.
 
-    The programs leave ``delta``, and parts of the gradient of the weight of ``outer``. For example, 10 sentences of 2
-    tiles are 20 programs for each head. The gradient of the weight of a head has 20 parts, which `add` adds up.
+    For example, a batch of 10 sentences with 2 tiles each has 20 programs for each head. If an outer product has a
+    weight in a mixture, each program writes a part of its gradient, which is a single number for each head. The kernel
+    `add` adds up these 20 parts.
     """
     tile = Tile.for_kernel("rows", layout)
     tiles_per_head = divide_up(layout.length, tile.rows)  # 2 in the example
     programs_per_head = layout.bsz * tiles_per_head  # 10 * 2
-    memory_of_parts = measure_parts(layout, summands=["outer"], num_parts=programs_per_head)
+    memory_of_weights = measure_weights(layout, summands=["outer"], num_parts=programs_per_head)
     memory_of_delta = measure_delta(layout)
     return Work(
         groups=SentenceGroups(num_groups=layout.bsz, sentences_per_group=1),  # each sentence is a group
         tiles_per_head=tiles_per_head,
-        numbers_per_group=0,  # there are no sums over groups
-        memory={**memory_of_parts, **memory_of_delta},
+        numbers_per_group=0,  # no tensor that all sentences share gets its gradient from this kernel
+        memory={**memory_of_weights, **memory_of_delta},
     )
 
 
 def plan_column_work(layout: Layout) -> Work:
-    """Returns the work of `backward_columns`. A program computes a tile of columns."""
+    """Returns the work of the kernel `backward_columns`. A program computes a tile of columns of a head."""
     tile = Tile.for_kernel("columns", layout)
     return plan_work(
         layout,
@@ -583,48 +605,49 @@ def plan_column_work(layout: Layout) -> Work:
 
 
 def plan_matrix_work(layout: Layout) -> Work:
-    """Returns the work of `backward_matrix`. A program computes a tile of rows and columns."""
+    """Returns the work of the kernel `backward_matrix`. A program computes a tile of rows and columns of a head."""
     tile = Tile.for_kernel("matrix", layout)
+    tiles_in_a_column = divide_up(layout.length, tile.rows)
+    tiles_in_a_row = divide_up(layout.length, tile.columns)
     return plan_work(
         layout,
-        tiles_per_head=divide_up(layout.length, tile.rows) * divide_up(layout.length, tile.columns),
+        tiles_per_head=tiles_in_a_column * tiles_in_a_row,
         shared_tensors=["matrix"],
         summands=["matrix"],
     )
 
 
 def plan_work(layout: Layout, tiles_per_head: int, shared_tensors: Sequence[str], summands: Sequence[str]) -> Work:
-    """Returns how a kernel of a backward pass divides its work among programs, and the memory for what these write.
+    """Returns how a kernel of a backward pass divides its work among programs, and the memory for their partial sums.
 
-    The batch is divided into groups of sentences, and each head into tiles. A program (what a GPU runs in parallel with
-    others) computes one tile of one head in all sentences of one group. With 3 groups and 2 tiles, 6 programs compute a
-    head:
+    The batch is divided into groups of sentences, and each head into tiles. A program computes one tile of one head in
+    all sentences of one group. For example, 3 groups and 2 tiles make 6 programs for each head:
 
                   group 0     group 1     group 2
         tile 0    program 0   program 2   program 4
         tile 1    program 1   program 3   program 5
 
+    The gradient of a tensor that all sentences share, such as a matrix, has a partial sum for each group, here 3. The
+    tiles of a group write different places of it. The gradient of a weight of a mixture is a single number for each
+    head, to which all tiles contribute. So it has a partial sum for each program, here 6.
+
     Args:
         layout: The layout.
-        tiles_per_head: How many tiles the kernel divides a head of a sentence into.
+        tiles_per_head: The number of tiles that the kernel divides a head of a sentence into.
         shared_tensors: The tensors that all sentences share and whose gradients the kernel computes, such as
             ["matrix"]. They are fields of `CallTensors`.
         summands: The summands of the logits (`SUMMANDS`) for whose weights the kernel computes gradients.
     """
     groups = choose_groups(layout, tiles_per_head, shared_tensors, summands)  # 3 groups in the example
-    # Gradients of shared tensors. Such a gradient has many numbers, and each tile has some of them. So the programs of
-    # a group, such as 0 and 1, write one sum together. There are 3 sums, one for each group.
-    sum_sizes = measure_sums(layout, shared_tensors)  # {tensor: how many numbers a sum has}
-    memory_of_sums = measure_memory_of_groups(sum_sizes, groups.num_groups)
-    # Gradients of weights. Such a gradient is a single number in each head. Every program writes a part of this number.
-    # There are 6 parts, one for each program.
-    programs_per_head = groups.num_groups * tiles_per_head  # 3 * 2
-    memory_of_parts = measure_parts(layout, summands, num_parts=programs_per_head)
+    size_of_sums = measure_sums_of_group(layout, shared_tensors)  # {tensor: size of its partial sum in a group}
+    memory_of_tensors = measure_memory_of_groups(size_of_sums, groups.num_groups)
+    programs_per_head = groups.num_groups * tiles_per_head  # 6
+    memory_of_weights = measure_weights(layout, summands, num_parts=programs_per_head)
     return Work(
         groups=groups,
         tiles_per_head=tiles_per_head,
-        numbers_per_group=sum(sum_sizes.values()),
-        memory={**memory_of_sums, **memory_of_parts},
+        numbers_per_group=sum(size_of_sums.values()),
+        memory={**memory_of_tensors, **memory_of_weights},
     )
 
 
@@ -638,14 +661,15 @@ def choose_groups(
     """
     if not gains_from_groups(layout, shared_tensors, summands):
         return SentenceGroups(num_groups=layout.bsz, sentences_per_group=1)  # each sentence is a group
-    # The fewer groups, the less memory their sums need. But there have to be enough to keep a GPU busy.
-    return divide_sentences(layout.bsz, max_groups=count_groups_of_busy_gpu(layout, tiles_per_head))
+    # Each group needs memory for its sums. So there are only as many groups as keep a GPU busy.
+    max_groups = count_groups_of_busy_gpu(layout, tiles_per_head)
+    return divide_sentences(layout.bsz, max_groups)
 
 
 def gains_from_groups(layout: Layout, shared_tensors: Sequence[str], summands: Sequence[str]) -> bool:
-    """Returns whether a kernel saves work or memory if a program computes a group of sentences instead of a single one.
+    """Returns whether a kernel saves work or memory if each of its programs computes several sentences instead of one.
 
-    It does if a gradient is a sum over sentences: the program adds up its group, and writes the sum once.
+    It does if a gradient is a sum over sentences: the program adds up its sentences, and writes their sum once.
 
     Args:
         layout: The layout. Its field ``wanted`` has the names of the tensors that need a gradient.
@@ -672,15 +696,18 @@ def count_groups_of_busy_gpu(layout: Layout, tiles_per_head: int) -> int:
 
 
 def list_wanted_weights(layout: Layout, summands: Sequence[str]) -> list[str]:
-    """Returns those of the summands that have a weight which needs a gradient."""
+    """Returns the summands, among the given ones, that have a weight whose gradient is needed."""
     if "weights" not in layout.wanted:
         return []
-    row_of_summand = layout.weight_rows._asdict()
+    row_of_summand = layout.weight_rows._asdict()  # -1 for a summand without a weight
     return [summand for summand in summands if row_of_summand[summand] >= 0]
 
 
-def measure_sums(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int]:
-    """Returns {name of a tensor: how many numbers the sum of its gradient over one group has}, if it is wanted."""
+def measure_sums_of_group(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int]:
+    """Returns {tensor: size of a partial sum of its gradient in fp32 numbers}, for tensors whose gradient is needed.
+
+    A partial sum is the gradient of one group of sentences. It has only the rows and columns that a sentence needs.
+    """
     sizes = {
         "dense_key": layout.num_heads * layout.length * layout.dense_width,
         "bias_row": layout.num_heads * layout.length,
@@ -690,75 +717,77 @@ def measure_sums(layout: Layout, shared_tensors: Sequence[str]) -> dict[str, int
 
 
 def measure_memory_of_groups(sum_sizes: dict[str, int], num_groups: int) -> dict[str, int]:
-    """Returns {name: how many numbers}, the pieces into which the memory for the sums of all groups is cut.
+    """Returns {tensor: size}, how the memory for the partial sums of all groups is divided among the tensors.
 
-    The memory has the sums of group 0, then those of group 1, and so on. For example, a sum has 8 numbers for dense_key
-    and 4 for bias_row, and there are 3 groups:
+    The memory has the sums of group 0, then the sums of group 1, and so on. For example, dense_key has 8 numbers,
+    bias_row has 4, and there are 3 groups. The memory is divided into the pieces {"dense_key": 8, "bias_row": 28}:
 
         place    0             8            12            20           24            32           36
         sum      dense_key 0 | bias_row 0 | dense_key 1 | bias_row 1 | dense_key 2 | bias_row 2 |
         piece    dense_key   | bias_row                                                         |
 
-    A kernel is given only where the sums of group 0 begin, here 0 and 8. It finds those of group g ``12 g`` places
-    later, in whatever piece they lie. So two cuts are enough, at 0 and 8, and the last piece has all that follows.
+    The pieces only tell a kernel where the sums of group 0 begin, here at 0 and 8. From there, it finds the sums of
+    group g ``12 * g`` places later, even behind the end of a piece. So the last piece has all that follows.
 
     Args:
-        sum_sizes: {name: how many numbers the sum of one group has}, in the order in which they lie in memory.
+        sum_sizes: {tensor: size of its sum in one group}, in the order in which they lie in memory.
         num_groups: The number of groups.
     """
     if not sum_sizes:
         return {}
-    numbers_per_group = sum(sum_sizes.values())  # 12
-    numbers_of_later_groups = (num_groups - 1) * numbers_per_group  # 24
+    size_of_group = sum(sum_sizes.values())  # 12
+    size_of_other_groups = (num_groups - 1) * size_of_group  # 24
     pieces = dict(sum_sizes)
-    last_name = list(pieces)[-1]
-    pieces[last_name] += numbers_of_later_groups  # 4 + 24 = 28
+    last_tensor = list(pieces)[-1]
+    pieces[last_tensor] += size_of_other_groups  # 4 + 24 = 28
     return pieces
 
 
-def measure_parts(layout: Layout, summands: Sequence[str], num_parts: int) -> dict[str, int]:
-    """Returns the memory for parts of the gradients of weights, (num_parts, H) for each weight.
+def measure_weights(layout: Layout, summands: Sequence[str], num_parts: int) -> dict[str, int]:
+    """Returns {field of `PartialSums`: size}, the memory for partial sums of the gradients of weights.
+
+    For example, {"dense_weight": 160}, for 20 programs and 8 heads.
 
     Args:
         layout: The layout.
-        summands: The summands that may have the weights.
-        num_parts: How many programs write a part for each head.
+        summands: The summands of the logits for whose weights a kernel computes gradients.
+        num_parts: The number of programs that write a partial sum for each head.
     """
     size = align(num_parts * layout.num_heads)
     return {f"{summand}_weight": size for summand in list_wanted_weights(layout, summands)}
 
 
 def measure_delta(layout: Layout) -> dict[str, int]:
-    """Returns the memory for ``delta``, {"delta": how many numbers}; {} if it is not needed."""
+    """Returns {"delta": size}, the memory for a number for each row of the logits; {} if ``delta`` is not needed."""
     if not needs_delta(layout):
         return {}
     return {"delta": align(layout.bsz * layout.num_heads * layout.length)}
 
 
 def needs_delta(layout: Layout) -> bool:
-    """Returns whether any gradient is wanted apart from that of the values. All others are computed from ``delta``."""
-    packed_has_queries = layout.query_width > 0  # `packed` has the queries, keys and values, or the values alone
-    for name in layout.wanted:
-        has_values_alone = name == "packed" and not packed_has_queries
-        if not has_values_alone:
-            return True
-    return False
+    """Returns whether any tensor but the values needs a gradient. All such gradients are computed from ``delta``."""
+    if layout.query_width > 0:
+        return len(layout.wanted) > 0  # `packed` has queries and keys besides the values
+    return any(name != "packed" for name in layout.wanted)  # `packed` has the values alone
 
 
-def align(number: int) -> int:
-    """Returns a number of numbers in fp32, rounded up to multiples of the 16 bytes that kernels are compiled for."""
-    return divide_up(number, 4) * 4  # a number in fp32 has 4 bytes
+def align(size: int) -> int:
+    """Returns the size of memory in fp32 numbers, rounded up to a multiple of 4 numbers, which are 16 bytes.
+
+    The kernels are compiled for tensors whose memory begins at a multiple of 16 bytes.
+    """
+    return divide_up(size, 4) * 4
 
 
-def plan_addition(layout: Layout, outer_weight_from: Work, columns_from: Work, matrix_from: Work) -> list[Launch]:
-    """Returns the last launch of a backward pass, which adds up partial sums; no launch if there are none.
+def plan_addition(layout: Layout, row_work: Work, column_work: Work, matrix_work: Work) -> list[Launch]:
+    """Returns a list of the last launch of a backward pass, which adds up partial sums; [] if there are none.
 
     Args:
         layout: The layout.
-        outer_weight_from: The work of the kernel that has written parts for the weight of ``outer``.
-        columns_from: The work of the kernel that has written sums for dense_key and bias_row, and parts for the weights
-            of product, dense and bias_row.
-        matrix_from: The work of the kernel that has written sums for the matrix, and parts for its weight.
+        row_work: The work of the kernel that writes partial sums for the weight of ``outer``.
+        column_work: The work of the kernel that writes partial sums for dense_key, for bias_row, and for the weights of
+            product, dense and bias_row.
+        matrix_work: The work of the kernel that writes partial sums for the matrix and its weight.
     """
     from .triton_sums import add
 
@@ -768,19 +797,19 @@ def plan_addition(layout: Layout, outer_weight_from: Work, columns_from: Work, m
     numbers = AdditionNumbers(
         H=layout.num_heads,
         T=layout.length,
-        column_groups=columns_from.groups.num_groups,
-        column_numbers=columns_from.numbers_per_group,
-        matrix_groups=matrix_from.groups.num_groups,
-        matrix_numbers=matrix_from.numbers_per_group,
+        column_groups=column_work.groups.num_groups,
+        column_numbers=column_work.numbers_per_group,
+        matrix_groups=matrix_work.groups.num_groups,
+        matrix_numbers=matrix_work.numbers_per_group,
         dense_key_rows=layout.dense_key_rows,
         dense_key_columns=layout.dense_width,
         bias_row_rows=1,
         bias_row_columns=layout.bias_row_columns,
         matrix_rows=layout.matrix_rows,
         matrix_columns=layout.matrix_columns,
-        row_parts=outer_weight_from.programs_per_head(),
-        column_parts=columns_from.programs_per_head(),
-        matrix_parts=matrix_from.programs_per_head(),
+        row_parts=row_work.programs_per_head(),
+        column_parts=column_work.programs_per_head(),
+        matrix_parts=matrix_work.programs_per_head(),
     )
     blocks = AdditionBlocks(
         HEADS=power_of_2(layout.num_heads),
@@ -788,7 +817,7 @@ def plan_addition(layout: Layout, outer_weight_from: Work, columns_from: Work, m
         GROUPS=GROUPS_AT_ONCE,
         DISTANCES=DISTANCES_BLOCK,
     )
-    any_tile = Tile(rows=16, columns=16, warps=4)  # the constants have a tile, which this kernel does not read
+    any_tile = Tile(rows=16, columns=16, warps=4)  # this kernel reads the constants, but not the tile in them
     constants = make_constants(layout, any_tile)
     return [
         Launch(
@@ -801,10 +830,10 @@ def plan_addition(layout: Layout, outer_weight_from: Work, columns_from: Work, m
 
 
 def count_programs_of_addition(layout: Layout) -> int:
-    """Returns the number of programs of the kernel `add`.
+    """Returns the number of programs of the kernel `add`, which writes the gradients of what all sentences share.
 
-    - For each wanted gradient of a shared tensor (H, rows, columns), a program writes a block of `ADDITION_BLOCK`
-      numbers. The gradient has the size of the parameter, which may be larger than the sentences need.
+    - For a shared tensor (H, rows, columns), a program writes a block of `ADDITION_BLOCK` numbers. The gradient has the
+      size of the whole parameter, of which the sentences may need only a part.
     - For the weights (M, H), a program writes one row.
     """
     num_programs = 0
@@ -815,8 +844,10 @@ def count_programs_of_addition(layout: Layout) -> int:
         size_of_bias_row = layout.num_heads * layout.bias_row_columns
         num_programs += divide_up(size_of_bias_row, ADDITION_BLOCK)
     if "matrix" in layout.wanted:
-        # Each value by distance is the sum of a diagonal, so that a program writes fewer of them.
-        matrix_block = DISTANCES_BLOCK if layout.is_by_distance else ADDITION_BLOCK
+        if layout.is_by_distance:
+            matrix_block = DISTANCES_BLOCK  # each number is the sum of a diagonal, so that a program writes fewer
+        else:
+            matrix_block = ADDITION_BLOCK
         size_of_matrix = layout.num_heads * layout.matrix_rows * layout.matrix_columns
         num_programs += divide_up(size_of_matrix, matrix_block)
     if "weights" in layout.wanted:
@@ -840,10 +871,13 @@ class Tile(NamedTuple):
 
     @staticmethod
     def for_whole_sentence(layout: Layout, is_forward: bool) -> "Tile":
-        """Returns the tile of all rows and columns of a short sentence, for the kernel of one of the passes.
+        """Returns the tile of a kernel for short sentences. It has all rows and columns of a sentence.
 
-        Its rows and columns are a power of two, which holds the sentence. The numbers of warps are the fastest that
-        were measured.
+        Their number is rounded up to a power of two. The number of warps is the fastest that was measured.
+
+        Args:
+            layout: The layout.
+            is_forward: Whether the kernel is that of the forward pass, or that of the backward pass.
         """
         size = power_of_2(layout.length)
         width = max(layout.value_width, layout.query_width, layout.dense_width)
@@ -878,7 +912,7 @@ class Tile(NamedTuple):
 
     @staticmethod
     def for_many_summands(kernel: str, layout: Layout) -> "Tile":
-        """Returns a small tile, because the registers hold one for each summand of the logits."""
+        """Returns the tile of a kernel for logits of three summands or more. It is small to fit into the registers."""
         has_outer_product = layout.right_width > 0
         side = 16 if has_outer_product else 32
         stages = 3 if kernel == "rows" else 2
@@ -924,25 +958,33 @@ def divide_up(n: int, m: int) -> int:
 
 
 def divide_sentences(bsz: int, max_groups: int) -> SentenceGroups:
-    """Returns groups of the same size, up to `max_groups` of them. The last group may be smaller, but is not empty.
+    """Divides `bsz` sentences into at most `max_groups` groups of the same size. Only the last group may be smaller.
 
-    For example, 10 sentences in up to 4 groups are 3 in each group, and the last group has 1. In up to 6 groups, they
-    are 2 in each of 5 groups.
+    For example, 10 sentences in at most 4 groups are divided into groups of 3, 3, 3 and 1 sentences. In at most 6
+    groups, they are divided into 5 groups of 2.
     """
     sentences_per_group = divide_up(bsz, max_groups)
-    return SentenceGroups(num_groups=divide_up(bsz, sentences_per_group), sentences_per_group=sentences_per_group)
+    num_groups = divide_up(bsz, sentences_per_group)
+    return SentenceGroups(num_groups, sentences_per_group)
 
 
 def power_of_2(n: int) -> int:
-    """Returns the smallest power of two that is at least n, and at least 16, as the products of tiles ask for."""
-    return 1 << max(4, (n - 1).bit_length())
+    """Returns n rounded up to a power of two, but at least 16, the smallest size that Triton can multiply."""
+    exponent = max(4, (n - 1).bit_length())
+    return 1 << exponent
 
 
 def make_constants(layout: Layout, tile: Tile) -> Constants:
-    """Returns the `Constants` that the kernels of a call are compiled for, in Triton's form."""
+    """Returns the constants of a kernel, as Triton takes them. For other constants, the kernel is compiled again.
+
+    Args:
+        layout: The call.
+        tile: The tile of logits that a program computes at once.
+    """
     weight_rows = layout.weight_rows
     constants = Constants(
-        # Widths, and the blocks that hold them: Triton reads 64 numbers, a power of two, to get a value of width 40.
+        # The numbers of features. A BLOCK is the next power of two, as Triton has no tensors of other sizes: a value of
+        # 40 features is read with 24 zeros behind it.
         VALUE_WIDTH=layout.value_width,
         VALUE_BLOCK=power_of_2(layout.value_width),
         QUERY_WIDTH=layout.query_width,
@@ -950,15 +992,13 @@ def make_constants(layout: Layout, tile: Tile) -> Constants:
         DENSE_WIDTH=layout.dense_width,
         DENSE_BLOCK=power_of_2(layout.dense_width),
         FACTOR_BLOCK=power_of_2(width_of_factors(layout)),
-        # The tile of logits that a program computes at once.
         ROWS=tile.rows,
         COLUMNS=tile.columns,
-        # How it is computed.
         UNIT=choose_unit(layout),
         CAUSAL=layout.is_causal,
         BY_DISTANCE=layout.is_by_distance,
         PRECISION=choose_precision(layout),
-        # Which row of the weights (M, H) is the weight of each summand; -1 for a summand without a weight.
+        # The row of the tensor of weights (M, H) with the weight of each summand; -1 for a summand without a weight.
         PRODUCT_WEIGHT=weight_rows.product,
         DENSE_WEIGHT=weight_rows.dense,
         OUTER_WEIGHT=weight_rows.outer,
@@ -969,27 +1009,30 @@ def make_constants(layout: Layout, tile: Tile) -> Constants:
 
 
 def choose_unit(layout: Layout) -> int:
-    """Returns how many numbers the kernels may read at once: 8 or 1.
+    """Returns the number of features that the kernels may read at once: 8, or 1.
 
-    They read rows of features, such as a value, which begin at multiples of the widths of values, queries and keys. If
-    all of these are multiples of 8, every row can be read 8 numbers at a time.
+    If all heads have 40 features, for example, they begin at the places 0, 40, 80 and so on. As all of these are
+    multiples of 8, the features can be read 8 at a time.
     """
     widths = (layout.value_width, layout.query_width, layout.dense_width)
-    are_multiples_of_8 = all(width % 8 == 0 for width in widths)  # also 0, for what does not occur
+    are_multiples_of_8 = all(width % 8 == 0 for width in widths)  # also a width of 0, if there are no queries
     return 8 if are_multiples_of_8 else 1
 
 
 def choose_precision(layout: Layout) -> str:
-    """Returns how a GPU multiplies numbers in fp32, in Triton's words. It has no effect in half precision."""
-    # Only tests compute in fp32. They need exact products.
+    """Returns Triton's option for products of fp32 numbers, which has no effect in half precision.
+
+    Only tests compute in fp32. They need "ieee", which does not round the factors. "tf32" is Triton's default.
+    """
     is_fp32 = layout.dtypes.packed == torch.float32
     return "ieee" if is_fp32 else "tf32"
 
 
 def width_of_factors(layout: Layout) -> int:
-    """Returns the width that holds either factor of an outer product; 0 without an outer product.
+    """Returns the features of the wider factor of an outer product; 0 if there is no outer product.
 
-    With `right_width` right features, the sentence needs ``length / right_width`` left features, rounded up.
+    Of the left factor, only the features that the sentence needs count. For example, 4 right features and 9 left ones
+    make 36 columns. A sentence of 18 tokens needs 18 columns, and so 5 left features. The result is 5.
     """
     if layout.right_width == 0:
         return 0
@@ -999,9 +1042,9 @@ def width_of_factors(layout: Layout) -> int:
 
 @cache
 def as_constexpr(constants: Constants) -> Constants:
-    """Returns `Constants` in Triton's form, which takes a while to make.
+    """Returns constants as Triton takes them: each is a ``tl.constexpr``.
 
-    There are few different ones, or there would be many kernels.
+    The results are cached, because it takes a while to make them.
     """
     from triton import language
 

@@ -1,8 +1,9 @@
 """The tensors of a call as the kernels read them.
 
-A kernel reads each tensor in one way only, which `arguments.CallTensors` describes. Projections, parameters and weights
-reach a computation as views of such tensors. Where a view lies as expected, the kernels read the tensor behind it and
-give that tensor its gradient, so that nothing is sliced, joined or padded. Every other tensor is copied.
+A kernel reads each tensor in one way only, which `arguments.CallTensors` describes. Most tensors of a call are views of
+such tensors. For example, queries, keys and values are three parts of one projection, and a matrix for 5 tokens is a
+corner of a parameter (H, 256, 256). Then the kernels read the projection or the parameter itself, and compute its
+gradient, so that nothing has to be copied. Tensors that lie in memory in another way are copied.
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,14 @@ from ...tensors import in_type
 from .arguments import SUMMANDS, CallTensors, WeightRows
 from .launches import Layout, divide_up
 
-# Up to so many rows R1 R2^T is computed whole: to slice R1 and R2 first would add a launch for each slice's gradient.
+# Up to this number of rows, R1 R2^T is computed for all rows of the parameters (`multiply_parameters`).
 MAX_ROWS_UNSLICED = 512
 # The memory of each tensor has to begin at a multiple of so many bytes, as the kernels are compiled to expect.
 ALIGNMENT = 16
 
 
 class Summands:
-    """The terms of logits, sorted by the summand of the kernels that they are; see `arguments`."""
+    """The terms of the logits, sorted into the summands of the formula that the kernels compute; see `arguments`."""
 
     def __init__(self) -> None:
         self.product: list[Product] = []  # queries and keys both differ by sentence
@@ -32,11 +33,11 @@ class Summands:
         self.outer: list[Outer] = []
         self.bias_row: list[Bias] = []
         self.matrix: list[Product | Bias | Diagonals] = []  # shared by all sentences; several ones are added up
-        self.others: list[Product | Bias] = []  # the kernels have no summand for these
+        self.unsupported: list[Product | Bias] = []  # the kernels have no summand for these
 
     def reason_to_refuse(self) -> str:
         """Returns why the kernels cannot take these summands; an empty string if they can."""
-        if self.others:
+        if self.unsupported:
             return "a bias differs by sentence, or all sentences share the queries of a product but not its keys"
         if max(len(self.product), len(self.dense), len(self.outer), len(self.bias_row)) > 1:
             return "there are two summands of one kind"
@@ -57,9 +58,9 @@ class Call(NamedTuple):
 
 
 def find_summands(logits: Logits, value: Tensor) -> Summands:
-    """Returns what `sort_terms` returns, but sorts the terms only once.
+    """Returns what `sort_terms` returns. The result is kept with the logits, so that they are sorted only once.
 
-    Each call of the attention needs the summands twice, to find out whether the kernels take it, and to compute it.
+    It is needed twice: to find out whether the kernels can take the logits, and to compute them.
     """
     summands: Summands | None = logits.sorted_terms
     if summands is None:
@@ -69,11 +70,11 @@ def find_summands(logits: Logits, value: Tensor) -> Summands:
 
 
 def sort_terms(logits: Logits, value: Tensor) -> Summands:
-    """Returns the terms of the logits S, each in the list of the summand that it is.
+    """Returns the terms of the logits S, sorted into the five summands that the kernels compute (see `arguments`).
 
-    The kernels compute S as a sum of five summands (see `arguments`). A term that is none of them is in ``others``. To
-    find the summand of a term, one has to know which of its tensors are shared by all sentences of the batch. Their
-    first dimension has the size 1, and not B.
+    For example, a product is ``dense`` if all sentences share its keys, and ``product`` if they do not. A tensor that
+    all sentences share has the size 1, and not B, in its first dimension. Terms that the kernels cannot compute are
+    ``unsupported``.
 
     Args:
         logits: S.
@@ -83,14 +84,14 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
     summands = Summands()
     summands.outer.extend(logits.outers)
     summands.matrix.extend(logits.diagonals)  # all sentences share them
-    if bsz == 1:  # this size is always 1 then, and tells nothing
+    if bsz == 1:  # the sizes do not tell what sentences share
         append_products_of_one_sentence(summands, logits.products)
     else:
         append_products(summands, logits.products)
     for term in logits.biases:
         num_sentences, _, num_rows, _ = term.bias.size()
         if num_sentences > 1:
-            summands.others.append(term)  # each sentence has a bias of its own
+            summands.unsupported.append(term)  # each sentence has a bias of its own
         elif num_rows < length:
             summands.bias_row.append(term)  # it has 1 row, for all T rows of S
         else:
@@ -99,14 +100,14 @@ def sort_terms(logits: Logits, value: Tensor) -> Summands:
 
 
 def append_products(summands: Summands, products: Sequence[Product]) -> None:
-    """Appends each product of a batch of several sentences to the list of the summand that it is."""
+    """Adds products to the summands, for a batch of several sentences."""
     for product in products:
         is_query_shared = product.query.shape[0] == 1  # all sentences have the same queries
         is_key_shared = product.key.shape[0] == 1
         if is_query_shared and is_key_shared:
             summands.matrix.append(product)  # as in factorized random, where R1 R2^T is the same for all sentences
         elif is_query_shared:
-            summands.others.append(product)  # as in no function of the paper
+            summands.unsupported.append(product)  # as in no function of the paper
         elif is_key_shared:
             summands.dense.append(product)  # as in dense, where W2 takes the place of the keys
         else:
@@ -114,29 +115,28 @@ def append_products(summands: Summands, products: Sequence[Product]) -> None:
 
 
 def append_products_of_one_sentence(summands: Summands, products: Sequence[Product]) -> None:
-    """Appends each product of a batch of a single sentence to the list of a summand.
+    """Adds products to the summands, for a batch of a single sentence.
 
-    With one sentence, the sizes do not tell which queries and keys are shared by all sentences. It does not matter,
-    either: each of the summands ``product``, ``dense`` and ``matrix`` computes any product of one sentence. But the
-    first two take only one product each.
+    With one sentence, it does not matter which tensors all sentences share: each of the summands ``product``, ``dense``
+    and ``matrix`` can compute any product. The first two take one product each, and ``matrix`` takes all others.
     """
-    remaining = list(products)
-    if remaining:
-        # If a mixture has ``vanilla``, its product is the last one. Only the summand ``product`` reads its queries and
-        # keys, which are parts of a projection, without a copy.
-        last_product = remaining.pop()
+    remaining_products = list(products)
+    if remaining_products:
+        # In a mixture with ``vanilla``, this is the product of its queries and keys. The summand ``product`` does not
+        # have to copy them.
+        last_product = remaining_products.pop()
         summands.product.append(last_product)
-    if remaining:
-        next_to_last_product = remaining.pop()
+    if remaining_products:
+        next_to_last_product = remaining_products.pop()
         summands.dense.append(next_to_last_product)
-    summands.matrix.extend(remaining)
+    summands.matrix.extend(remaining_products)
 
 
 # ---- the tensors and the layout of a call
 
 
 class PackedProjections(NamedTuple):
-    """Values, and the queries and keys of the summand `product` if it occurs, in one tensor."""
+    """A tensor of the values, and of the queries and keys of the summand `product` if it occurs."""
 
     packed: Tensor
     query_width: int
@@ -144,7 +144,7 @@ class PackedProjections(NamedTuple):
 
 
 class DenseProduct(NamedTuple):
-    """The tensors of the summand `dense`; those of `NO_DENSE_PRODUCT` if it does not occur."""
+    """The tensors of the summand `dense`. If it does not occur, it is `NO_DENSE_PRODUCT`."""
 
     query: Any
     key: Any
@@ -153,7 +153,7 @@ class DenseProduct(NamedTuple):
 
 
 class OuterProduct(NamedTuple):
-    """The factors of the summand `outer`; those of `NO_OUTER_PRODUCT` if it does not occur."""
+    """The factors of the summand `outer`. If it does not occur, it is `NO_OUTER_PRODUCT`."""
 
     factors: Any
     left_width: int
@@ -161,7 +161,7 @@ class OuterProduct(NamedTuple):
 
 
 class SharedTensor(NamedTuple):
-    """A tensor that all sentences share, as the kernels read it: usually a parameter. `NOTHING` stands for none.
+    """A tensor that all sentences share, usually a parameter. If there is none, it is `NOTHING`.
 
     It may have more rows and columns than the sentences need. The kernels read the first ones of each head.
     """
@@ -173,7 +173,7 @@ class SharedTensor(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights of a mixture, and which row is the weight of which summand. Without weights it is `NO_WEIGHTS`."""
+    """The weights of a mixture, and which row is the weight of which summand. If there are none, it is `NO_WEIGHTS`."""
 
     tensor: Any  # (M, H)
     rows: WeightRows
@@ -193,13 +193,13 @@ def prepare_call(
     attn_mask: Tensor | None,
     dropout: float,
 ) -> Call:
-    """Returns the tensors of a call that the kernels take, and the layout of the call.
+    """Returns the tensors of a call as the kernels read them, and the layout of the call: its sizes and types.
 
     The arguments are those of `computations.attend`. The kernels must not refuse the call (`kernels.refuses`).
     """
     bsz, heads, length, value_width = value.size()
     summands = find_summands(logits, value)
-    # Only the matrix may have more than one term.
+    # Each summand has at most one term, apart from the matrix, which may have several.
     projections = pack_projections(summands.product, value)
     dense = read_dense_product(summands.dense[0], value) if summands.dense else NO_DENSE_PRODUCT
     outer = read_outer_product(summands.outer[0], value) if summands.outer else NO_OUTER_PRODUCT
@@ -209,8 +209,8 @@ def prepare_call(
     hidden = None
     if key_padding_mask is not None:
         hidden = in_type(key_padding_mask, torch.bool).contiguous().view(torch.uint8)  # the kernels take no booleans
-    # ``CallTensors(...)`` and ``Layout(...)`` would do, but take longer than a view of a tensor: if a class is called,
-    # Python first writes the keywords into a dictionary.
+    # ``CallTensors.__new__(CallTensors, ...)`` is ``CallTensors(...)``, but faster: if a class is called, Python first
+    # writes the keywords into a dictionary. It is the same with `Layout`.
     tensors = CallTensors.__new__(
         CallTensors,
         packed=projections.packed,
@@ -282,8 +282,8 @@ def pack_projections(products: list[Product], value: Tensor) -> PackedProjection
 def read_dense_product(product: Product, value: Tensor) -> DenseProduct:
     """Returns the queries and the keys of the summand ``dense``, as the kernels read them.
 
-    Its keys are usually the first T rows of a parameter (H, rows, r). Then they are not copied: the kernels are given
-    the whole parameter and the number of its rows, and read its first T rows in each head.
+    The keys are usually the first T rows of a parameter (H, rows, r). Then the result has the whole parameter instead,
+    of which the kernels read the first T rows in each head.
 
     Args:
         product: The product. Its query is (B or 1, H or 1, T, r), its key (1, H or 1, T, r).
@@ -294,7 +294,7 @@ def read_dense_product(product: Product, value: Tensor) -> DenseProduct:
     if product.scale != 1.0:
         query = query * product.scale  # the kernels have no scale for this summand
     query_by_head = order_by_head(query, bsz, heads, value.dtype)  # (H, T, B, r)
-    keys = find_rows_or_copy(product.key, heads)  # the parameter; or a copy of the keys, which has just T rows
+    keys = find_rows_or_copy(product.key, heads)  # the parameter, or a copy of the keys
     return DenseProduct(
         query=query_by_head,
         key=keys.tensor,
@@ -306,10 +306,10 @@ def read_dense_product(product: Product, value: Tensor) -> DenseProduct:
 def read_outer_product(outer: Outer, value: Tensor) -> OuterProduct:
     """Returns the two factors of the summand ``outer``, as the kernels read them.
 
-    In a long sentence, the left factor has to be repeated. The kernels do not do this, so it is done here.
+    If the factors have too few features for a long sentence, the left features are repeated.
 
     Args:
-        outer: The outer product. Its tensor ``factors`` has the left factor, and behind it the right factor.
+        outer: The outer product. Its tensor ``factors`` has the left features, and behind them the right features.
         value: (B, H, T, d_h).
     """
     bsz, heads, length, _ = value.size()
@@ -321,15 +321,10 @@ def read_outer_product(outer: Outer, value: Tensor) -> OuterProduct:
 
 
 def read_matrix(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> SharedTensor:
-    """Returns the matrix R that the kernels read, for the terms that are the same for all sentences.
+    """Returns the matrix R of the summand ``matrix``, for the terms of the logits that all sentences share.
 
-    The kernels compute ``weight * R``, with one weight for each head, or with no weight:
-
-    - A single term is R, and its weight is the weight.
-    - Several terms may have different weights. So R is their weighted sum, and there is no weight (`find_weights`).
-
-    Returns:
-        a tensor of which the kernels read the first T rows and columns of each head; see `SharedTensor`.
+    - If there is a single term, R is the term without its weight. The kernels multiply R by the weight.
+    - If there are several terms, R is their weighted sum. The kernels then have no weight for it (`find_weights`).
     """
     if len(terms) > 1:
         return add_up(terms, heads, length)
@@ -347,33 +342,32 @@ def add_up(terms: list[Product | Bias | Diagonals], heads: int, length: int) -> 
 
 
 def multiply_parameters(term: Product, heads: int, length: int) -> SharedTensor:
-    """Returns a matrix that begins with ``scale * R1 R2^T`` in each head. The kernels multiply it by the term's weight.
+    """Returns the product ``scale * R1 R2^T``, without the weight of the term. It may have more rows than needed.
 
-    R1 and R2 are usually the first rows of parameters, for example 10 of 256 rows for a sentence of 10 tokens. If
-    possible, all rows of the parameters are multiplied, and the kernels read the first 10 rows and columns of the
-    result. This is faster, because neither the parameters nor their gradients have to be sliced. Otherwise, R1 and R2
-    are multiplied as they are.
+    For a sentence of 10 tokens, R1 and R2 are usually the first 10 rows of parameters with 256 rows. Then all 256 rows
+    are multiplied, and the kernels read the first 10 rows and columns of the product. This is faster than to slice the
+    parameters first, because each slice needs a launch to compute its gradient.
 
     Args:
         term: The product of R1 (the query) and R2 (the key), (1, H or 1, length, k) each.
         heads: H.
         length: T.
     """
-    # The parameters (H, 256, k) that R1 and R2 are the first rows of; or copies (H, 10, k) if there are none.
+    # Each is the whole parameter, (H, 256, k); or a copy of R1 or R2, (H, 10, k), if there is no such parameter.
     left = find_rows_or_copy(term.query, heads)
     right = find_rows_or_copy(term.key, heads)
-    has_scale = term.scale != 1.0  # bmm has none
+    has_scale = term.scale != 1.0  # bmm cannot multiply by it
     if not has_scale and can_multiply_all_rows(left, right):
         matrix = torch.bmm(left.tensor, right.tensor.transpose(1, 2))  # (H, 256, 256)
         return SharedTensor(matrix, rows=left.rows, columns=right.rows)
-    term_without_weight = term.with_weight(None)  # or the weight would be multiplied twice, here and by the kernels
+    term_without_weight = term.with_weight(None)  # the kernels multiply by the weight
     return add_up([term_without_weight], heads, length)  # (H, 10, 10)
 
 
 def can_multiply_all_rows(left: SharedTensor, right: SharedTensor) -> bool:
-    """Returns whether a single `torch.bmm` computes the product of all rows of two tensors, without taking long."""
+    """Returns whether the product of all rows of two tensors is small enough, and can be computed by `torch.bmm`."""
     if left.rows > MAX_ROWS_UNSLICED or right.rows > MAX_ROWS_UNSLICED:
-        return False  # most of the product may be for nothing
+        return False  # a short sentence would need only a small part of the product
     # bmm takes tensors (H, rows, k). A parameter with a single row for each head may be (H, k).
     return left.tensor.dim() == 3 and right.tensor.dim() == 3
 
@@ -385,11 +379,10 @@ def can_multiply_all_rows(left: SharedTensor, right: SharedTensor) -> bool:
 
 
 def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
-    """Returns whether the kernels may read the tensor `base` in place of tensors that may be views of it.
+    """Returns whether all `views` are views of `base`, and the kernels may read `base` instead of them.
 
-    The kernels then give a gradient to `base`, but none to the views. This is right for a view such as ``base[:, :5]``,
-    which has numbers of `base` and only passes its gradient on to `base`. Which numbers they are is for the caller to
-    find out.
+    The kernels then compute the gradient of `base`, but not the gradients of the views. This is right for a view such
+    as ``base[:, :5]``, which only passes its gradient on to `base`. Which part of `base` it is, is not checked here.
     """
     if not base.is_contiguous():
         return False  # the kernels compute addresses from sizes, and know no strides
@@ -397,10 +390,10 @@ def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
     requires_grad = base.requires_grad
     for view in views:
         if view._base is not base or view.dtype != dtype:
-            return False  # the view has other numbers, as ``base.view(torch.int16)`` has
+            return False  # it is no view of the base, or of another type, as ``base.view(torch.int16)``
         if requires_grad and view.is_leaf:
-            # A leaf passes no gradient on to the base. Either it keeps its gradient for itself, as
-            # ``base.detach().requires_grad_()``, or it has none, as ``base.detach()``.
+            # A leaf passes no gradient on to the base. It keeps its gradient, as ``base.detach().requires_grad_()``, or
+            # it has none, as ``base.detach()``.
             return False
         if view.requires_grad and not requires_grad:
             return False  # the base has no gradient, but the view has, as ``base[:, :5].requires_grad_()``
@@ -410,10 +403,10 @@ def can_replace_views(base: Tensor, views: Sequence[Tensor]) -> bool:
 
 
 def pack(queries_and_keys: list[Tensor], value: Tensor) -> Tensor:
-    """Returns a contiguous tensor (T, B, features) in which queries, keys and values of a token lie side by side.
+    """Returns a contiguous tensor (T, B, features) with the queries, keys and values of each token side by side.
 
-    If the attention has computed them by one projection, its result is such a tensor, and they are views of it. Then
-    this result is returned. Otherwise they are copied to a new tensor.
+    If they are views of such a tensor, as after a joint projection to queries, keys and values, it is returned.
+    Otherwise they are copied to a new tensor.
 
     Args:
         queries_and_keys: Queries and keys, (B or 1, H or 1, T, d) each; or nothing, for a tensor of the values alone.
@@ -426,9 +419,9 @@ def pack(queries_and_keys: list[Tensor], value: Tensor) -> Tensor:
 
 
 def copy_side_by_side(queries_and_keys: list[Tensor], value: Tensor) -> Tensor:
-    """Returns what `pack` returns, but never the result of a projection.
+    """Returns queries, keys and values side by side, as `pack` does, in a new tensor.
 
-    Values alone are not copied if they lie as wanted already.
+    Values alone are not copied if they already lie in the right order.
 
     Args:
         queries_and_keys, value: As in `pack`.
@@ -437,14 +430,14 @@ def copy_side_by_side(queries_and_keys: list[Tensor], value: Tensor) -> Tensor:
     values_by_token = order_by_token(value, bsz, heads)  # (T, B, H d_h)
     if not queries_and_keys:
         return values_by_token.contiguous()
-    parts = [order_by_token(part.to(value.dtype), bsz, heads) for part in queries_and_keys]  # (T, B, H d) each
-    return torch.cat([*parts, values_by_token], dim=2)
+    by_token = [order_by_token(x.to(value.dtype), bsz, heads) for x in queries_and_keys]  # (T, B, H d) each
+    return torch.cat([*by_token, values_by_token], dim=2)
 
 
 def order_by_token(x: Tensor, bsz: int, heads: int) -> Tensor:
-    """Returns queries, keys or values (B or 1, H or 1, T, d) in the order of `pack`, (T, B, H d).
+    """Returns queries, keys or values (B or 1, H or 1, T, d) as a tensor (T, B, H d).
 
-    If all sentences or heads share x, the result has it for each of them.
+    If all sentences or heads share x, the result repeats it for each of them.
     """
     expanded = x.expand(bsz, heads, -1, -1)  # (B, H, T, d)
     by_token = expanded.permute(2, 0, 1, 3)  # (T, B, H, d)
@@ -452,10 +445,9 @@ def order_by_token(x: Tensor, bsz: int, heads: int) -> Tensor:
 
 
 def are_side_by_side(parts: list[Tensor], value: Tensor, base: Tensor) -> bool:
-    """Returns whether `base` already is the tensor (T, B, features) that `pack` would copy the parts to.
+    """Returns whether queries, keys and values are views of `base` that lie side by side in it, as `pack` orders them.
 
-    Then `base` has a row of features for each token of each sentence. For example, with 2 heads of 4 features each, and
-    3 sentences:
+    Then `base` has a row for each token of each sentence. For example, with 2 heads of 4 features, and 3 sentences:
 
         place    0         4         8       12      16        20        24
         row 0    query 0 | query 1 | key 0 | key 1 | value 0 | value 1     of token 0 of sentence 0
@@ -469,30 +461,29 @@ def are_side_by_side(parts: list[Tensor], value: Tensor, base: Tensor) -> bool:
         base: The tensor that the values are a view of. It may have other sizes, such as (T B, features).
     """
     bsz, heads, length, _ = value.size()
-    features = base.numel() // (length * bsz)  # 24: the numbers in a row
+    row_size = base.numel() // (length * bsz)  # 24
     begin_of_base = base.storage_offset()
-    # How many places it is from a number to the same number of the next sentence, and of the next token.
-    next_sentence = features  # a row later
-    next_token = bsz * features  # 3 rows later
-    place = 0  # where the next part has to begin: the queries at place 0, the keys at 8, the values at 16
+    sentence_stride = row_size  # the same token of the next sentence is in the next row
+    token_stride = bsz * row_size  # the next token of the same sentence is 3 rows later
+    place = 0  # where the next part has to begin in row 0: the queries at place 0, the keys at 8, the values at 16
     for part in parts:
         part_bsz, part_heads, _, width = part.size()  # a width of 4
         if part_bsz != bsz or part_heads != heads:
             return False  # all sentences or heads share the part, and it has to be repeated for each of them
         if part.storage_offset() - begin_of_base != place:
             return False
-        next_head = width  # 4 places later
-        if part.stride() != (next_sentence, next_head, next_token, 1):  # the next feature is 1 place later
+        head_stride = width  # the next head is 4 places later, and the next feature 1 place
+        if part.stride() != (sentence_stride, head_stride, token_stride, 1):
             return False
         place += heads * width
-    if place != features:
+    if place != row_size:
         return False  # `base` has other features behind the parts
-    # So far, the parts might still be views of another tensor, or views that autograd treats differently.
+    # So far, only places were compared. This compares the rest, such as whether the parts are views of `base` at all.
     return can_replace_views(base, parts)
 
 
 def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor:
-    """Returns a factor (B or 1, H or 1, T, r) as a contiguous tensor (H, T, B, r) of a type."""
+    """Returns x (B or 1, H or 1, T, r) as a contiguous tensor (H, T, B, r) of a type."""
     by_head = x.to(dtype).permute(1, 2, 0, 3)
     if by_head.shape[0] != heads or by_head.shape[2] != bsz:
         by_head = by_head.expand(heads, -1, bsz, -1)
@@ -500,35 +491,35 @@ def order_by_head(x: Tensor, bsz: int, heads: int, dtype: torch.dtype) -> Tensor
 
 
 def repeat_left_factor(outer: Outer, num_columns: int) -> Outer:
-    """Returns an outer product whose left factor is long enough for some number of columns.
+    """Repeats the left features of an outer product until it has at least `num_columns` columns.
 
-    An outer product has a column for each pair of a left and a right feature. For example, 3 left and 4 right features
-    give 12 columns. A sentence of 18 tokens needs 18 columns and 5 left features, as 5 * 4 is at least 18. They are
-    0 1 2 0 1: after the last left feature, the first one follows again.
+    An outer product has a column for each pair of a left and a right feature. For example, the 3 left features a b c
+    and 4 right features make 3 * 4 = 12 columns. If 18 columns are needed, the left features become a b c a b, which
+    make 5 * 4 = 20 columns.
 
     Args:
-        outer: The outer product. Its tensor `factors` has the left features, and behind them the right ones.
-        num_columns: The number of columns.
+        outer: The outer product. Its tensor `factors` has the left features, and behind them the right features.
+        num_columns: The number of columns that are needed.
     """
     left_size = outer.left_size
     right_size = outer.factors.shape[3] - left_size
-    needed_left_size = divide_up(num_columns, right_size)
+    needed_left_size = divide_up(num_columns, right_size)  # 5 in the example
     if needed_left_size <= left_size:
         return outer
     left, right = outer.factors.split([left_size, right_size], dim=3)
-    # `take_positions` begins again after the last feature.
+    # `take_positions` begins again with the first feature after the last one.
     repeated_left = take_positions(left, dim=3, start=0, count=needed_left_size)
     return outer._replace(factors=torch.cat([repeated_left, right], dim=3), left_size=needed_left_size)
 
 
 def find_or_copy(x: Tensor, heads: int) -> SharedTensor:
-    """Returns a parameter that begins with x in each head, or a copy of x if there is no such parameter.
+    """Returns the parameter whose first rows and columns x is, or a copy of x if there is no such parameter.
 
-    For example, x is ``R[:, :5, :5]``, for a parameter R (H, 256, 256). Then R is returned, with the numbers of its
-    rows and columns. The kernels read its first 5 rows and columns, and compute the gradient of R. Nothing is copied.
+    For example, x is ``R[:, :5, :5]`` of a parameter R (H, 256, 256). Then R is returned, of which the kernels read the
+    first 5 rows and columns.
 
     Args:
-        x: (1, H, n, m), or (1, 1, n, m) if all heads share it. Then the copy has it H times.
+        x: (1, H, n, m), or (1, 1, n, m) if all heads share it. Then the copy repeats it for each head.
         heads: H.
     """
     parameter = find_parameter(x, heads)
@@ -538,9 +529,9 @@ def find_or_copy(x: Tensor, heads: int) -> SharedTensor:
 
 
 def find_rows_or_copy(x: Tensor, heads: int) -> SharedTensor:
-    """Returns what `find_or_copy` returns, but with the columns of x and no others. It may have more rows than x.
+    """Returns the parameter whose first rows x is, with all columns, or a copy of x if there is no such parameter.
 
-    This is for the factors of a product. Columns behind those of x would be multiplied, too.
+    This is for the factors of a product, which must not have other columns than x: they would be multiplied, too.
     """
     shared_tensor = find_or_copy(x, heads)
     has_more_columns = shared_tensor.columns > x.shape[3]
@@ -550,20 +541,20 @@ def find_rows_or_copy(x: Tensor, heads: int) -> SharedTensor:
 
 
 def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
-    """Returns the parameter of which x shows the first rows and columns of each head; None if there is none.
+    """Returns the parameter whose first rows and columns x is; None if x is no such view.
 
-    There are two kinds of such parameters:
+    There are two cases:
 
-    - (H, rows, columns). For example, x (1, H, 5, 5) is ``R[:, :5, :5]`` of R (H, 256, 256).
-    - (H, columns), with a single row for each head. Then x is (1, H, 1, m).
+    - The parameter is (H, rows, columns), and x is ``parameter[:, :n, :m]``.
+    - The parameter is (H, columns), with a single row for each head, and x is ``parameter[:, :m]``. Then n is 1.
 
     Args:
         x: (1, H or 1, n, m).
         heads: H.
     """
-    parameter = x._base  # torch's name for the tensor that x is a view of
+    parameter = x._base  # torch's name for the tensor that x is a view of; None if x is no view
     if parameter is None:
-        return None  # x is no view
+        return None
     sizes = parameter.size()
     if len(sizes) == 3:
         num_heads, rows, columns = sizes
@@ -571,80 +562,79 @@ def find_parameter(x: Tensor, heads: int) -> SharedTensor | None:
         num_heads, columns = sizes
         rows = 1
     else:
-        return None  # x is a view of something else
+        return None  # it is no such parameter
     if num_heads != heads or x.shape[1] != heads:
-        return None  # all heads share x, or it is a part of the heads
-    # Besides its place, it matters what autograd does with x: a view of ``R.detach()`` gives no gradient to R.
+        return None  # all heads share x, or x has only some of the heads
+    # The first condition compares places in memory. The second one is for autograd: a view of ``parameter.detach()``
+    # may lie at the same place, but gives no gradient to the parameter.
     if is_beginning(x, parameter, rows, columns) and can_replace_views(parameter, [x]):
         return SharedTensor(parameter, rows, columns)
     return None
 
 
 def is_beginning(x: Tensor, base: Tensor, rows: int, columns: int) -> bool:
-    """Returns whether x (1, H, n, m) has the first n rows and m columns of each head of `base`, (H, rows, columns)."""
+    """Returns whether x (1, H, n, m) lies in memory where ``base[:, :n, :m]`` lies, for a base (H, rows, columns)."""
     _, _, num_rows, num_columns = x.size()
     _, head_stride, row_stride, column_stride = x.stride()
     if num_rows > rows or num_columns > columns:
         return False
     if x.storage_offset() != base.storage_offset() or head_stride != rows * columns or column_stride != 1:
         return False
-    # The stride between rows has no meaning if there is a single row, and may be any number.
+    # If there is a single row, the stride between rows may be any number.
     return row_stride == columns or num_rows == 1
 
 
 def copy_by_head(x: Tensor, heads: int) -> SharedTensor:
-    """Returns x (1, H or 1, n, m) as a contiguous tensor (H, n, m); x itself, without a copy, if it lies like that."""
+    """Returns x (1, H or 1, n, m) as a contiguous tensor (H, n, m), which is a copy if x is not contiguous."""
     by_head = x[0].expand(heads, -1, -1).contiguous()
     return SharedTensor(by_head, rows=x.shape[2], columns=x.shape[3])
 
 
 def read_distances(values: Tensor, heads: int, length: int) -> SharedTensor:
-    """Returns values by distance as the kernels read them: a row for each head, whose middle is for distance 0.
+    """Returns a tensor (H, columns) with a value for each distance between two tokens. Its middle is for distance 0.
 
-    The values are usually the middle of each row of a parameter. For example, the parameter has the distances from -255
-    to 255, and a sentence of T = 5 tokens has those from -4 to 4. The kernels read only as many values on both
-    sides of the middle as the sentence needs. So the parameter is returned. All other values are copied.
+    For example, the values for a sentence of 5 tokens are for the distances from -4 to 4. Usually they are the middle
+    columns of a parameter, which has the distances from -255 to 255. Then the parameter is returned, of which the
+    kernels read the middle columns. Otherwise the values are copied.
 
     Args:
         values: A value for each distance from -(T - 1) to T - 1, (1, H or 1, 1, 2 T - 1).
         heads: H.
         length: T.
     """
-    parameter = values._base  # torch's name for the tensor that they are a view of; None if they are no view
+    parameter = values._base  # torch's name for the tensor that `values` is a view of; None if it is no view
     if parameter is not None and are_middle_columns(values, parameter, heads, length):
         by_distance = parameter
     else:
-        values_of_heads = values[0, :, 0]  # (H or 1, 2 T - 1), of the only sentence and row
+        values_of_heads = values[0, :, 0]  # (H or 1, 2 T - 1)
         by_distance = values_of_heads.expand(heads, -1).contiguous()  # (H, 2 T - 1)
     return SharedTensor(by_distance, rows=1, columns=by_distance.shape[1], is_by_distance=True)
 
 
 def are_middle_columns(values: Tensor, parameter: Tensor, heads: int, length: int) -> bool:
-    """Returns whether a parameter (H, columns) can be read in place of values by distance: they are its middle columns.
+    """Returns whether values by distance are the middle columns of a parameter, so that it can be read instead of them.
 
-    For example, a parameter has 7 columns, for the distances from -3 to 3. The values of a sentence of T = 2 tokens
-    have to be the columns in brackets, for the distances from -1 to 1:
+    For example, a parameter has 7 columns, for the distances from -3 to 3. The values for a sentence of 2 tokens have
+    to be the columns in brackets, for the distances from -1 to 1:
 
         column      0   1   [ 2   3   4]   5   6
         distance   -3  -2   [-1   0   1]   2   3
 
     Args:
         values: The values that a sentence needs, (1, H or 1, 1, 2 T - 1).
-        parameter: Any tensor. Only one with two dimensions can be such a parameter.
+        parameter: Any tensor. The result is False if it is not (H, columns).
         heads: H.
         length: T.
     """
     if parameter.dim() != 2 or not can_replace_views(parameter, [values]):
         return False
-    # So `values` is a view of the parameter, and the parameter is contiguous. The following conditions compare the view
-    # with the columns in brackets.
+    # So `values` is a view of the parameter, and the parameter is contiguous. The rest compares places in memory.
     num_heads, num_columns = parameter.size()  # 7 columns
     has_all_heads = num_heads == heads and values.shape[1] == heads
-    # The view begins with the distance -1 of the first head.
-    middle = num_columns // 2  # column 3 has distance 0
-    first_column = middle - (length - 1)  # column 2 has distance -1
+    middle = num_columns // 2  # column 3, for distance 0
+    first_column = middle - (length - 1)  # column 2, for distance -1
     begins_there = values.storage_offset() == parameter.storage_offset() + first_column
-    # From one head to the next it is a whole row of the parameter, 7 places. The next distance is in the next place.
+    # The next head is a whole row of the parameter later, 7 places, and the next distance is 1 place later.
     _, head_stride, _, distance_stride = values.stride()
     has_same_strides = head_stride == num_columns and distance_stride == 1
     return has_all_heads and begins_there and has_same_strides
@@ -654,15 +644,11 @@ def are_middle_columns(values: Tensor, parameter: Tensor, heads: int, length: in
 
 
 def read_weights(summands: Summands, heads: int) -> Weights:
-    """Returns the weights of a mixture as one tensor, and which of its rows is the weight of which summand.
+    """Returns the weights of a mixture as one tensor (M, H), and which of its rows is the weight of which summand.
 
-    For example, ``dense`` and ``matrix`` have weights, and the other summands have none. A weight is a number for each
-    of H heads. Then the result may be
-
-        Weights(tensor, rows=WeightRows(dense=0, matrix=1), num_rows=2)
-
-    with a tensor (2, H). Usually the weights are rows of one tensor. Then this tensor is returned, and nothing is
-    copied. Other weights are joined to a new tensor.
+    For example, if ``dense`` and ``matrix`` have weights, the result is
+    ``Weights(tensor, rows=WeightRows(dense=0, matrix=1), num_rows=2)`` with a tensor (2, H). Usually the weights are
+    rows of such a tensor already. If not, they are copied to a new one.
 
     Args:
         summands: The terms with their weights.
@@ -695,8 +681,8 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
         if not terms:
             continue  # the logits do not have this summand
         if len(terms) > 1:
-            # Only ``matrix`` may have several terms. `read_matrix` multiplies each of them by its weight before it adds
-            # them up, so that the kernels must not do it again.
+            # Only ``matrix`` may have several terms. `read_matrix` adds them up, each multiplied by its weight, so that
+            # the kernels must not multiply by a weight again.
             continue
         (term,) = terms
         if term.weight is not None:
@@ -705,12 +691,13 @@ def find_weights(summands: Summands) -> dict[str, Tensor]:
 
 
 def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> Weights | None:
-    """Returns the tensor (M, H) that all weights are rows of, and their rows; None if there is no such tensor.
+    """Returns a tensor (M, H) whose rows are the weights, and the row of each weight; None if there is no such tensor.
 
-    For example, a tensor of 3 rows for 4 heads lies in memory like this:
+    A weight has a number for each head. For example, the tensor has 3 rows for 4 heads, and lies in memory like this:
 
-        row      0           1           2
-        places   0 1 2 3     4 5 6 7     8 9 10 11
+        row 0: places 0 1 2 3        row 1: places 4 5 6 7        row 2: places 8 9 10 11
+
+    So a weight that is a view of the tensor and begins at place 8 is row 2.
 
     Args:
         weights_by_summand: {summand: its weight, (1, H, 1, 1)}; at least one.
@@ -725,18 +712,18 @@ def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> W
         return None  # it is no tensor (M, H)
     if not can_replace_views(tensor, weights):
         return None
-    # So all weights are views of this tensor, which is contiguous. But they may be other parts of it than its rows.
+    # So all weights are views of this tensor, which is contiguous. They may still be other parts of it than its rows.
     begin_of_tensor = tensor.storage_offset()
     row_numbers: dict[str, int] = {}
     for summand, weight in weights_by_summand.items():
-        begin = weight.storage_offset() - begin_of_tensor  # for example place 8
+        begin = weight.storage_offset() - begin_of_tensor  # place 8 in the example
         begins_with_a_row = begin % heads == 0
-        # From one head to the next it is 1 place in a row. In a column, it would be 4 places.
+        # In a row, the next head is 1 place later. In a column, it would be 4 places later.
         _, head_stride, _, _ = weight.stride()
         if not begins_with_a_row or head_stride != 1:
             return None
         row_numbers[summand] = begin // heads  # row 2
-    rows = WeightRows(**row_numbers)  # summands that are not in `row_numbers` get -1, for no weight
+    rows = WeightRows(**row_numbers)  # all other summands get -1, which stands for no weight
     return Weights(tensor, rows, num_rows=sizes[0])
 
 
@@ -744,7 +731,7 @@ def find_rows_of_weights(weights_by_summand: dict[str, Tensor], heads: int) -> W
 
 
 def align_memory(tensors: Sequence[Any]) -> Sequence[Any]:
-    """Returns tensors whose memory begins at a multiple of `ALIGNMENT`: each as it is, or a copy. None stays None."""
+    """Returns the tensors, with copies instead of those whose memory does not begin at a multiple of `ALIGNMENT`."""
     for tensor in tensors:
         if tensor is not None and tensor.data_ptr() % ALIGNMENT != 0:
             return [copy_unless_aligned(any_tensor) for any_tensor in tensors]
