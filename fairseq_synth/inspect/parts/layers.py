@@ -60,11 +60,15 @@ def measure(inspection: Inspection) -> None:
 
 
 def choose_batches(batches: list[Batch]) -> list[Batch]:
-    """Returns so many batches that they have at least `SENTENCES` sentences, beginning with those of middle length."""
+    """Returns batches with at least `SENTENCES` sentences together, or all batches if there are fewer sentences.
+
+    The batches are sorted by the length of their sentences. Sentences of medium length are chosen first.
+    """
     middle = len(batches) // 2
+    medium_length_first = batches[middle:] + batches[:middle]
     chosen = []
     num_sentences = 0
-    for batch in batches[middle:] + batches[:middle]:
+    for batch in medium_length_first:
         if num_sentences >= SENTENCES:
             break
         chosen.append(batch)
