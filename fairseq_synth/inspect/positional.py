@@ -57,7 +57,13 @@ class Constants(NamedTuple):
     def matrix(self, size: int) -> Tensor:
         """Returns logits (H, size, size) for sentences of `size` tokens.
 
-        Positions that the observed sentences had get the logits by position, later ones the logits by distance.
+        Two positions that the observed sentences had get a logit by position (P), and all others one by distance (D).
+        For example, the observed sentences had up to 2 tokens, and the size is 4:
+
+            P P D D
+            P P D D
+            D D D D
+            D D D D
         """
         length = min(self.by_position.size(-1), size)
         by_position = self.by_position[:, :length, :length]
@@ -175,10 +181,9 @@ def count_sentences(weights: MeanByPosition) -> Tensor:
 
 
 def centre(logits: Tensor) -> Tensor:
-    """Shifts logits so that they have the mean 0 along the last dimension.
+    """Returns logits that are shifted to the mean 0 along the last dimension: [1, 3, -inf] -> [-1, 1, 0].
 
-    Logits of -inf, of columns that a row does not see, do not count, and become 0. For example, [1, 3, -inf] becomes
-    [-1, 1, 0].
+    Logits of -inf, which belong to columns that a row does not see, are left out of the mean and become 0.
     """
     is_hidden = logits.isneginf()
     total = logits.masked_fill(is_hidden, 0.0).sum(dim=-1, keepdim=True)

@@ -185,10 +185,10 @@ def check_metric_is_measured(metric: str, trainer: Any) -> None:
     task_flags: Any = getattr(trainer.task, "cfg", None)  # None: the task has no flags
     has_bleu_flag = hasattr(task_flags, "eval_bleu")  # Tasks of translation have the flag --eval-bleu.
     measures_bleu = has_bleu_flag and task_flags.eval_bleu
-    is_surely_measured = metric == "loss" or (metric == "bleu" and measures_bleu)
-    if is_surely_measured:
+    if metric == "loss" or (metric == "bleu" and measures_bleu):
         return
-    measured_metrics = measure_one_batch(trainer)  # This takes time, so it is done only if the metric is in doubt.
+    # Any other metric is looked for in the results of a first validation, which takes time.
+    measured_metrics = measure_one_batch(trainer)
     if metric in measured_metrics:
         return
     bleu_choice = ", and bleu with --eval-bleu" if has_bleu_flag else ""

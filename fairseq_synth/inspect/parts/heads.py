@@ -223,10 +223,10 @@ def add_to_curve(curves: dict[str, dict[str, list[Any]]], removal: Removal, qual
 
 
 def plan_removals(inspection: Inspection) -> list[Removal]:
-    """Returns all steps of removing heads, for one kind of attention after the other.
+    """Returns which heads are removed at each step, for one kind of attention after the other.
 
     For example, two steps remove none, half and all of the heads of a kind. The least important heads are removed
-    first. Their importance, ``gradient``, has to be among the results of each attention already.
+    first. Their importance is read from the results of each attention, where it is called ``gradient``.
     """
     removals = []
     for group, importance in group_importance(inspection.attention_results).items():
