@@ -205,8 +205,8 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
     It is the value of ``--max-length``, or as large as allowed if this flag is not given. Longer sentences than those
-    that were read are not allowed, because the attention to later positions is unknown. But a language model must take
-    the rows of text of its training, whatever their length, so that the training can be continued.
+    that were read are not allowed, because the attention to later positions is unknown. But if the old model was
+    trained on rows of text, all of these rows must be allowed, so that the training can be continued.
 
     Args:
         loaded: the old model.
