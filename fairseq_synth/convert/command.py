@@ -74,22 +74,23 @@ def run(args: argparse.Namespace) -> None:
 
 
 def fit_functions(loaded: Loaded, conversion: Conversion, args: argparse.Namespace) -> FittedFunctions:
-    """Returns the new functions, with parameters that make their logits come nearest to the averaged attention.
+    """Computes the parameters of the new functions from the attention of the old model on data.
+
+    First the attention weights of each head are averaged by position, over many sentences. Then each new function gets
+    the parameters with which its attention weights come nearest to these averages.
 
     Args:
         loaded: the old model.
-        conversion: the function of each self-attention.
+        conversion: the new function of each self-attention.
         args: the flags of the command line.
     """
     averages = average_attention(loaded, conversion, args)
-    # All functions of a model have the same length. An old model with synthesizing functions has it already.
     max_length = conversion.inherited_max_length
-    if max_length is None:
+    if max_length is None:  # The old model has no --synth-max-length.
         max_length = choose_max_length(loaded, longest_read=averages.length, max_length_flag=args.max_length)
     parameters = {}
     for attention_name, function in conversion.functions.items():
-        # The constants are logits by position, which the new function should compute as exactly as it can.
-        constants = averages.constants[attention_name]
+        constants = averages.constants[attention_name]  # logits whose softmax comes nearest to the averages
         parameters[attention_name] = function_parameters(function, constants, max_length, conversion.rank)
     return FittedFunctions(parameters=parameters, max_length=max_length)
 
@@ -97,19 +98,17 @@ def fit_functions(loaded: Loaded, conversion: Conversion, args: argparse.Namespa
 def average_attention(loaded: Loaded, conversion: Conversion, args: argparse.Namespace) -> Averages:
     """Returns the attention of the old model, averaged by position over sentences of ``--subset``.
 
-    If ``--synth-max-length`` of the new model is known already, longer sentences are left out.
+    Sentences that are longer than the new model will accept are left out, if this limit is known already.
 
     Args:
         loaded: the old model.
-        conversion: what the new model is to be.
-        args: the flags of the command line.
+        conversion: has the limit if the new model inherits it from the old model.
+        args: the flags of the command line. If the limit is not inherited, ``--max-length`` may set it.
     """
-    # At most one of the two is set, because `plan_conversion` refuses the flag for a model that has the length already.
-    if conversion.inherited_max_length is not None:
-        known_max_length = conversion.inherited_max_length
-    else:
-        known_max_length = args.max_length  # may be None
-    return average(loaded, args.subset, args.sentences, longest=known_max_length)
+    longest = conversion.inherited_max_length
+    if longest is None:
+        longest = args.max_length  # None if the flag is not given
+    return average(loaded, args.subset, args.sentences, longest=longest)
 
 
 def compute_logits(conversion: Conversion, fitted: FittedFunctions) -> dict[str, Tensor]:
@@ -165,7 +164,10 @@ def choose_cheap_heads(
     loss_before: float,
     allowed_increase: float,
 ) -> list[Head]:
-    """Returns as many heads as can be replaced before the loss grows by more than is allowed, the cheapest heads first.
+    """Returns the heads to replace, so that the loss grows by at most the allowed number of bits.
+
+    The heads are replaced one after the other, until the loss has grown by more. Heads that alone increase the loss
+    least come first.
 
     Args:
         loaded: the old model.
@@ -182,7 +184,7 @@ def choose_cheap_heads(
     loss_if_alone = losses_with_single_heads_replaced(loaded, sample, logits, heads)
     largest_allowed_loss = loss_before + allowed_increase
     chosen_heads = []
-    # One head after the other is replaced. Each comes with the loss if it and all heads before it are replaced.
+    # Each head comes with the loss if it and all heads before it are replaced.
     for head, loss_so_far in replace_cheapest_heads_first(loaded, sample, logits, loss_if_alone):
         if loss_so_far > largest_allowed_loss:
             break

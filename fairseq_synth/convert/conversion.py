@@ -113,10 +113,10 @@ def choose_functions(loaded: Loaded, args: argparse.Namespace) -> dict[str, str]
 
 
 def choose_sizes(loaded: Loaded, args: argparse.Namespace) -> Sizes:
-    """Returns the sizes of the functions that heads of the old model get.
+    """Returns the sizes of the new functions: those of the command line, or those that the old model has already.
 
-    All functions of a model have the same sizes. So if the old model has synthesizing functions already, the new ones
-    get their sizes, and ``--rank`` has no effect.
+    All functions of a model have the same sizes. So if the old model has other functions than dot products already, the
+    new functions get the same sizes, and ``--rank`` has no effect.
 
     Raises:
         SynthesizerError: ``--max-length`` is given, and the model has synthesizing functions already.
@@ -181,13 +181,15 @@ def choose_attentions(loaded: Loaded, layers: str | None) -> list[Attention]:
 
 def dot_product_heads(attention: Attention) -> list[Head]:
     """Returns the heads of an attention that compute dot products (``vanilla``), alone or in a mixture."""
-    heads = []
-    first_head = 0
+    all_heads = attention.heads()
+    chosen_heads = []
+    first_head = 0  # the number of the first head in the group
     for group in attention.head_groups():
+        end = first_head + group.num_heads
         if "vanilla" in group.functions:
-            heads += [Head(attention.name, first_head + i) for i in range(group.num_heads)]
-        first_head += group.num_heads
-    return heads
+            chosen_heads += all_heads[first_head:end]
+        first_head = end
+    return chosen_heads
 
 
 def has_synthesizing_functions(loaded: Loaded) -> bool:
@@ -202,6 +204,10 @@ def has_synthesizing_functions(loaded: Loaded) -> bool:
 def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | None) -> int:
     """Returns ``--synth-max-length`` of the new model: the number of tokens in the longest sentence that it takes.
 
+    It is the value of ``--max-length``, or as large as allowed if this flag is not given. Longer sentences than those
+    that were read are not allowed, because the attention to later positions is unknown. But if the old model was
+    trained on rows of text, all of these rows must be allowed, so that the training can be continued.
+
     Args:
         loaded: the old model.
         longest_read: number of tokens in the longest sentence over which attention was averaged.
@@ -210,11 +216,7 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
     Raises:
         SynthesizerError: ``--max-length`` is larger than allowed.
     """
-    # A training may read rows of text with a fixed length instead of sentences. A model that takes only shorter rows
-    # could not continue this training.
-    least_needed = find_row_length(loaded.cfg)  # 0 if the training reads sentences
-    # How the model attends to positions after the longest sentence was not observed, so the new model takes none that
-    # is longer. Rows are the exception, because they are needed: their later positions get logits by distance.
+    least_needed = find_row_length(loaded.cfg)  # 0 if the training reads sentences instead of rows of text
     largest_allowed = max(longest_read, least_needed)
     if max_length_flag is None:
         return largest_allowed
@@ -232,16 +234,16 @@ def choose_max_length(loaded: Loaded, longest_read: int, max_length_flag: int | 
 def find_row_length(cfg: Any) -> int:
     """Returns the number of tokens in the longest row of text that a training may read; 0 if it reads sentences.
 
-    Language models, and encoders such as RoBERTa, read rows. Translation models read sentences.
+    Language models, and encoders such as RoBERTa, read rows of text. Translation models read sentences, and have none
+    of the following flags.
 
     Args:
         cfg: fairseq's config of the training.
     """
-    # Each of these flags belongs to some kinds of models only. For all others, it counts as 0.
-    row_length = read_number(cfg.task, "tokens_per_sample")  # a flag of language models and encoders
-    if getattr(cfg.model, "add_bos_token", False):  # a flag of language models
-        row_length += 1  # the additional token at the beginning of each row
-    # A further training of an encoder may have longer rows than this one, up to this flag.
+    row_length = read_number(cfg.task, "tokens_per_sample")
+    if getattr(cfg.model, "add_bos_token", False):
+        row_length += 1  # An additional token is at the beginning of each row.
+    # An encoder has --max-positions, up to which the rows of a further training may be longer.
     longest_row_of_encoder = read_number(cfg.model, "max_positions")
     return max(row_length, longest_row_of_encoder)
 

@@ -65,9 +65,9 @@ def replace_heads(
 ) -> NewAttention:
     """Returns an attention in which some heads have another function.
 
-    In the new attention, the heads may have another order, so that heads with the same functions are neighbours. Their
-    parts of all weights get this order too, so that the output of the attention does not depend on it. The comments
-    show an example: head 2 of a Transformer's four heads gets the function ``random``.
+    The heads may get another order, so that heads with the same functions are neighbours. Their parts of all weights
+    get this order too, so the output of the attention does not depend on it. The comments show an example: head 2 of a
+    Transformer's four heads gets the function ``random``.
 
     Args:
         old_state: the state dict of the old attention, which is not changed.
@@ -79,9 +79,8 @@ def replace_heads(
     """
     heads = list_heads(attention, replaced)  # 0, 1, 2, 3; each has the attribute `is_replaced`, which is True for 2
     if not is_synthetic(attention.module):
-        # In fairseq's attention, the order of the heads does not matter. With this one, there are only two groups. In
-        # an attention of this plugin, a function such as ``dense`` reads the slice of the layer's input at the place of
-        # its head. So the heads must keep their places.
+        # In this order, there are only two groups. In an attention of this plugin, the heads must keep their places,
+        # because a function such as ``dense`` reads the slice of the layer's input at the place of its head.
         heads = put_replaced_heads_first(heads)  # 2, 0, 1, 3
     groups = group_heads(attention, heads, function)  # head 2 with ``random``; heads 0, 1 and 3 with ``vanilla``
 
@@ -272,17 +271,15 @@ def select_kept_parameters(group: NewGroup, old_group_state: dict[str, Tensor]) 
 
 
 def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
-    """Returns the part of a parameter or buffer that belongs to the given heads.
-
-    The parameter belongs to the functions of a group of heads, and has a part for each head of the group.
+    """Returns the parts of a parameter or buffer that belong to some heads of a group.
 
     Args:
         key: the key of the parameter in the state dict of the group.
-        value: the parameter, usually of shape (heads, ...).
+        value: the parameter, usually of shape (heads of the group, ...).
         heads: the indices of the heads in the group.
     """
-    # The buffer `factors` of factorized_dense has the shape (a, b, 0). It has no elements and only records the sizes a
-    # and b, which are the same for all heads.
+    # The buffer `factors` of factorized_dense has the shape (a, b, 0). It only records the sizes a and b, which are the
+    # same for all heads.
     only_records_sizes = value.numel() == 0
     if only_records_sizes:
         return value
@@ -292,15 +289,19 @@ def choose_heads(key: str, value: Tensor, heads: list[int]) -> Tensor:
 
 
 def find_kept_query_heads(heads: list[OldHead]) -> list[int]:
-    """Returns which heads keep their part of the projections q_proj and k_proj, in the new order of the heads.
+    """Returns the places in the old q_proj and k_proj of the heads that keep their part of these projections.
 
-    These are all heads that read queries and keys and are not replaced. They are given by their index among the heads
-    that read queries and keys (`OldHead.query_index`).
+    These are the heads that read queries and keys and are not replaced. For example, the heads have the places None, 0
+    and 1, because the first one reads no queries. If the last one is replaced, the result is [0].
 
     Args:
-        heads: all heads of the attention, in their new order.
+        heads: all heads of the attention, in their new order, which is also that of the result.
     """
-    return [head.query_index for head in heads if head.query_index is not None and not head.is_replaced]
+    places = []
+    for head in heads:
+        if head.query_index is not None and not head.is_replaced:
+            places.append(head.query_index)
+    return places
 
 
 def select_output_heads(parameter: Tensor, heads: list[int], head_dim: int) -> Tensor:

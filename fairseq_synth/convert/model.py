@@ -67,7 +67,7 @@ def build_model(
 def convert_weights(
     model: nn.Module, conversion: Conversion, parameters: dict[str, dict[str, Tensor]], heads: Sequence[Head]
 ) -> NewWeights:
-    """Returns the weights of the new model, which may share tensors with the old model; the old model is not changed.
+    """Returns the weights of the new model. The old model is not changed, but both may share tensors.
 
     Args:
         model: the old model.
@@ -94,7 +94,7 @@ def convert_attention(
     parameters: dict[str, dict[str, Tensor]],
     heads: Sequence[Head],
 ) -> NewAttention:
-    """Returns a self-attention of the new model, which is that of the old model if none of its heads is replaced.
+    """Returns the weights of a self-attention in the new model; the old weights if none of its heads is replaced.
 
     Args:
         attention: the self-attention of the old model.
@@ -159,9 +159,9 @@ def make_config(
 
 
 def select_flags_of_class(settings: dict[str, Any], model_name: str, task: Any) -> dict[str, Any]:
-    """Returns {name of a flag: its value} for every flag of a class of models, and for no other.
+    """Returns {name of a flag: its value} for exactly the flags of a class of models.
 
-    The value is that of the settings, or the default of the class if the settings lack the flag.
+    The values come from the settings, or, for a flag that the settings lack, from the defaults of the class.
 
     Args:
         settings: {name of a flag: its value}, which may have flags that the class lacks.
@@ -169,7 +169,8 @@ def select_flags_of_class(settings: dict[str, Any], model_name: str, task: Any) 
         task: the task of the model. The class refuses a task for other kinds of models.
     """
     model_class: Any = MODEL_REGISTRY[model_name]
-    return dict(vars(model_class.read_config(argparse.Namespace(**settings), task)))
+    cfg = model_class.read_config(argparse.Namespace(**settings), task)
+    return dict(vars(cfg))
 
 
 def join_layer_specs(specs: list[str]) -> str:
@@ -210,7 +211,7 @@ def save_checkpoint(old_path: Path, new_path: Path, new: NewModel) -> dict[str, 
     checkpoint = checkpoint_utils.load_checkpoint_to_cpu(str(old_path))
     cfg: Any = OmegaConf.to_container(read_config(old_path, checkpoint), resolve=True, enum_to_str=True)
     cfg["model"] = new.cfg
-    # This tells users, and `Loaded.initial`, that the new model was not trained from scratch.
+    # This tells users, and `Loaded.build_initial_model`, that the new model was not trained from scratch.
     cfg["checkpoint"]["finetune_from_model"] = str(old_path)
     checkpoint["cfg"] = cfg
     checkpoint["args"] = None  # In older versions of fairseq, this was the config.

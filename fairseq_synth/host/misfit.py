@@ -34,9 +34,10 @@ def explain_misfit(text: str) -> str:
     problems = list_problems(text)
     if not problems:
         return text.splitlines()[0]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    first_problem, *further_problems = problems
+    count = f" (and {len(further_problems)} more)" if further_problems else ""
     return (
-        f"the checkpoint does not fit the model: {problems[0]}{more}; use the --arch and the sizes that it was "
+        f"the checkpoint does not fit the model: {first_problem}{count}; use the --arch and the sizes that it was "
         "trained with"
     )
 

@@ -226,9 +226,11 @@ def check_switch() -> None:
 
 
 def has_repair(function: Callable[..., Any], name: str) -> bool:
-    """Returns whether a function is a replacement that the repair with this name has made.
+    """Returns whether the repair with this name, and perhaps other repairs after it, have replaced a function.
 
-    This also holds if later repairs have replaced this replacement.
+    Args:
+        function: the function that is in the place of fairseq's function now.
+        name: the name of the repair.
     """
     return name in names_of_repairs(function)
 
@@ -253,8 +255,8 @@ def mark_repair(replacement: Callable[..., Any], name: str, original: Callable[.
 def replace(place: Place, function: Callable[..., Any]) -> bool:
     """Replaces a function of fairseq by `function`, which gets the original as an additional first argument.
 
-    If several repairs replace the same function, then the original of a later one is the replacement that the earlier
-    one has made. So all of them are called, the last one first, and fairseq's own function at the end.
+    Several repairs may replace the same function, one after the other. For each of them, the original is the
+    replacement of the repair before it. So the last repair is called first, and fairseq's own function at the end.
 
     Args:
         place: where the function of fairseq is.

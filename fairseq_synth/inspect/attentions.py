@@ -78,7 +78,7 @@ class Attention(NamedTuple):
         return groups
 
     def alpha(self) -> dict[str, list[float]] | None:
-        """Returns the weight alpha that each function of a mixture has in each head; None if no weight is learned.
+        """Returns {function: its weight alpha in each head}; None if the attention learns no such weights.
 
         A mixture adds the logits of several functions, each multiplied by a learned weight alpha. Groups of heads may
         have different functions; see `join_alpha`.
@@ -87,7 +87,9 @@ class Attention(NamedTuple):
             return None
         mixtures = self.module.synthesizer.mixtures()  # one for each group of heads
         has_learned_weights = any(mixture.weights() is not None for mixture in mixtures)
-        return join_alpha(mixtures, self.num_heads) if has_learned_weights else None
+        if not has_learned_weights:
+            return None
+        return join_alpha(mixtures, self.num_heads)
 
     def logit_parameters(self) -> Tensor:
         """Returns all trained values that the logits are computed from, as one vector.
@@ -110,15 +112,15 @@ class Attention(NamedTuple):
 
     @torch.no_grad()
     def logits_without_input(self, length: int) -> Tensor | None:
-        """Returns the logits (H, T, T) for T = `length` tokens, or None if they depend on the words."""
+        """Returns the logits (H, T, T) of all sentences of T = `length` tokens, or None if they depend on the words."""
         if not is_synthetic(self.module):
-            return None  # fairseq's attention, whose logits are dot products of queries and keys
-        has_queries = self.module.q_proj is not None
-        if has_queries:
-            return None  # at least one function of this attention computes dot products, too
-        # Functions that read the words return logits for each of the two sentences, (2, H, T, T). Functions that do not
-        # read them return logits for all sentences at once, (1, H, T, T).
-        logits = compute_logits_without_words(self.module, num_sentences=2, length=length)
+            return None  # The logits of fairseq's attention are dot products of the words.
+        has_dot_products = self.module.q_proj is not None
+        if has_dot_products:
+            return None
+        # The logits of two sentences show whether a function reads the words: then each sentence has logits of its own.
+        # Otherwise there is one set of logits for all sentences.
+        logits = compute_logits_of_zeros(self.module, num_sentences=2, length=length)  # (2 or 1, H, T, T)
         reads_words = logits.size(0) == 2
         if reads_words:
             return None
@@ -140,8 +142,9 @@ def join_alpha(mixtures: Sequence[Any], num_heads: int) -> dict[str, list[float]
     for mixture in mixtures:
         end = first_head + mixture.num_heads
         for function, weights_of_group in weights_by_function(mixture).items():
-            weights_of_heads = alpha.setdefault(function, [0.0] * num_heads)
-            weights_of_heads[first_head:end] = weights_of_group
+            if function not in alpha:
+                alpha[function] = [0.0] * num_heads
+            alpha[function][first_head:end] = weights_of_group
         first_head = end
     return alpha
 
@@ -178,11 +181,10 @@ def find_stacks(model: nn.Module) -> dict[str, Any]:
 
 
 def attentions(model: nn.Module) -> list[Attention]:
-    """Finds all attentions of a model.
+    """Returns all attentions of a model: self-attentions of the encoder and of the decoder, and cross-attentions.
 
-    Returns:
-        first the encoder's self-attentions, layer by layer, then the decoder's, then the cross-attentions. The list is
-        empty if a layer has an attention that is neither fairseq's nor this plugin's: such a model cannot be inspected.
+    Each kind is listed layer by layer. The list is empty if any attention is neither fairseq's nor this plugin's,
+    because such a model cannot be inspected.
     """
     stacks = find_stacks(model)
     all_attentions = [
@@ -252,8 +254,8 @@ def compute_dot_products(module: MultiheadAttention, query: Tensor, key: Tensor)
     return q @ k.transpose(-1, -2) * module.scaling
 
 
-def compute_logits_without_words(module: SyntheticAttention, num_sentences: int, length: int) -> Tensor:
-    """Returns the logits of this plugin's attention for sentences that have zeros in the place of words.
+def compute_logits_of_zeros(module: SyntheticAttention, num_sentences: int, length: int) -> Tensor:
+    """Returns the logits that this plugin's attention computes if all words of the sentences are vectors of zeros.
 
     Args:
         module: this plugin's attention, without queries and keys.
@@ -270,7 +272,9 @@ def compute_logits_without_words(module: SyntheticAttention, num_sentences: int,
 
 
 def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:
-    """Returns the logits of all heads of this plugin's attention, computed group by group and put side by side.
+    """Returns the logits of all heads of this plugin's attention in one tensor.
+
+    The attention computes them in groups of neighbouring heads.
 
     Args:
         module: this plugin's attention. The heads of a group have the same functions.
@@ -281,13 +285,13 @@ def join_logits(module: SyntheticAttention, inputs: Inputs) -> Tensor:
     """
     length = inputs.src_len
     logits_of_groups = [logits.total(length) for logits in module.synthesizer(inputs)]
-    # Logits that do not depend on the input have a batch size of 1. If those of another group have a batch size of B,
-    # they are repeated B times, so that torch can join them. Logits that all heads of a group share are repeated, too.
+    # A group may have one matrix for all sentences, or one for all of its heads. All groups are expanded to the same
+    # number of sentences, and each to its number of heads, so that torch can join them.
     bsz = max(logits.size(0) for logits in logits_of_groups)
-    repeated = []
+    expanded = []
     for logits, num_heads in zip(logits_of_groups, module.heads_of_groups()):
-        repeated.append(logits.expand(bsz, num_heads, length, length))
-    return torch.cat(repeated, dim=1)
+        expanded.append(logits.expand(bsz, num_heads, length, length))
+    return torch.cat(expanded, dim=1)
 
 
 def split_heads(x: Tensor, head_dim: int) -> Tensor:

@@ -50,16 +50,16 @@ class Loaded(NamedTuple):
 def begins_with_other_weights(options: Any) -> bool:
     """Returns whether a training began with the weights that another training had learned.
 
-    This is the case with ``--finetune-from-model``. It is also the case if ``--restore-file`` names another checkpoint
-    and ``--reset-optimizer`` is given. Without ``--reset-optimizer``, the same training goes on from that checkpoint.
+    This is the case with ``--finetune-from-model``. It is also the case if ``--restore-file`` is given together with
+    ``--reset-optimizer``. With ``--restore-file`` alone, a training is only continued.
 
     Args:
         options: fairseq's config of the training's checkpoints.
     """
     is_finetuned = bool(options.finetune_from_model)
-    restores_another_file = options.restore_file != OWN_CHECKPOINT
-    starts_new_training = bool(options.reset_optimizer)
-    return is_finetuned or (restores_another_file and starts_new_training)
+    has_restore_file = options.restore_file != OWN_CHECKPOINT  # the default
+    resets_optimizer = bool(options.reset_optimizer)
+    return is_finetuned or (has_restore_file and resets_optimizer)
 
 
 def import_user_dir(args: Any) -> None:
@@ -167,11 +167,10 @@ def check_architecture(path: Path, cfg: Any) -> str:
 
 
 def check_embeddings(path: Path, model_name: str, weights: dict[str, Tensor], has_data: bool) -> None:
-    """Checks that a model embeds tokens, and that its dictionary is known.
+    """Checks that a model has embeddings of tokens, or, if the data are given, embeddings of the characters of words.
 
-    Without data, a dictionary is made up that has as many entries as the model has embeddings of tokens. A model that
-    builds the vector of a word from the word's characters has no embeddings of tokens, so it needs the data's
-    dictionary.
+    Without data, a dictionary is made up. Its size is the number of embedded tokens. A model that computes the vector
+    of a word from its characters does not have this number. So it needs the dictionary of the data.
 
     Args:
         path: the checkpoint, for the error message.

@@ -144,16 +144,17 @@ def check_matplotlib() -> None:
 
 
 def checkpoint_labels(paths: Sequence[Path]) -> list[str]:
-    """Returns a short name for each checkpoint, of the shortest form in which all names differ.
+    """Returns a short name for each checkpoint. All names are different.
 
-    The form is the file's name, such as ``checkpoint_best``. If two files have the same name, it is the folder's and
-    the file's, such as ``seed1-checkpoint_best``. If two of these are the same, too, all get a number in addition, such
-    as ``seed1-checkpoint_best-2``.
+    A name is that of the file, such as ``checkpoint_best``. If two files have the same name, the name of the folder is
+    added to all: ``seed1-checkpoint_best``. If two of these are the same, too, a number is added to all:
+    ``seed1-checkpoint_best-2``.
     """
+    num_checkpoints = len(paths)
     file_names = [path.stem for path in paths]
-    if len(set(file_names)) == len(paths):
+    if len(set(file_names)) == num_checkpoints:
         return file_names
-    folder_and_file_names = [f"{path.absolute().parent.name}-{path.stem}" for path in paths]
-    if len(set(folder_and_file_names)) == len(paths):
-        return folder_and_file_names
-    return [f"{name}-{number}" for number, name in enumerate(folder_and_file_names, start=1)]
+    names_with_folders = [f"{path.absolute().parent.name}-{path.stem}" for path in paths]
+    if len(set(names_with_folders)) == num_checkpoints:
+        return names_with_folders
+    return [f"{name}-{number}" for number, name in enumerate(names_with_folders, start=1)]

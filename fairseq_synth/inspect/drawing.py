@@ -68,11 +68,11 @@ class Margins(NamedTuple):
         return self.left + self.right + panel_widths + (num_columns - 1) * self.between_columns
 
     def width_left_for_panels(self, picture_width: float, num_columns: int) -> float:
-        """Returns how wide all columns of panels are together, in inches: what the white space leaves of a picture."""
+        """Returns the sum of the widths of all columns of panels in a picture, in inches; undoes `picture_width`."""
         return picture_width - self.left - self.right - (num_columns - 1) * self.between_columns
 
     def height_left_for_panels(self, picture_height: float, num_rows: int) -> float:
-        """Returns how high all rows of panels are together, in inches: what the white space leaves of a picture."""
+        """Returns the sum of the heights of all rows of panels in a picture, in inches; undoes `picture_height`."""
         return picture_height - self.top - self.bottom - (num_rows - 1) * self.between_rows
 
 
@@ -182,7 +182,7 @@ class Picture(NamedTuple):
         }
 
     def add_legend(self, figure: Any) -> None:
-        """Adds a legend above all panels, of what has a label in any of them."""
+        """Adds a legend above all panels. It explains the labels of all lines and bars, each label once."""
         artist_by_label: dict[str, Any] = {}  # {label: the first line or bar that has it}
         for axes in figure.axes:
             artists, labels = axes.get_legend_handles_labels()
@@ -214,7 +214,7 @@ def stored_digest(path: Path) -> str:
 
 
 def model_color(model: str, models: Sequence[str], baseline: str) -> str:
-    """Returns the color in which a model is drawn: black for the baseline, else one of matplotlib's ten, by its place.
+    """Returns the color in which a model is drawn: black for the baseline, else one of matplotlib's ten colors.
 
     Args:
         model: the name of the model.
@@ -230,39 +230,39 @@ def model_color(model: str, models: Sequence[str], baseline: str) -> str:
 
 
 def call(method: str, *arguments: Any, **options: Any) -> Call:
-    """Returns a call of a method of matplotlib's axes: ``call("bar", x, heights)`` stands for axes.bar(x, heights)."""
+    """Returns a call that a panel makes later: ``call("bar", x, heights)`` stands for ``axes.bar(x, heights)``."""
     return method, list(arguments), options
 
 
 def line(x: Sequence[float], y: Sequence[float], label: str | None, color: str, **style: Any) -> Call:
-    """Returns a line through points, with an entry in the legend if there is a label."""
+    """Returns a call that draws a line through points, with an entry in the legend if there is a label."""
     return "plot", [x, y], {"label": label, "color": color, **style}
 
 
 def legend(**options: Any) -> Call:
-    """Returns a legend, which matplotlib puts where it hides least if the options name no place."""
+    """Returns a call that draws a legend. If the options name no place, matplotlib chooses one that hides little."""
     return "legend", [], {"fontsize": 7, **options}
 
 
 def title(text: str) -> Call:
-    """Returns a small title above a panel."""
+    """Returns a call that writes a small title above a panel."""
     return "set_title", [text], {"fontsize": 8}
 
 
 def heading(text: str, points: float) -> Call:
-    """Returns text that begins at the left edge of a panel, so many points above the panel."""
+    """Returns a call that writes a text above the left edge of a panel, at a distance of `points` from the panel."""
     options = {"xycoords": "axes fraction", "xytext": [0, points], "textcoords": "offset points", "fontsize": 9}
     upper_left_corner = [0, 1]  # as shares of the panel's width and height
     return "annotate", [text, upper_left_corner], options
 
 
 def row_label(text: str) -> Call:
-    """Returns a horizontal label on the left of a panel."""
+    """Returns a call that writes a horizontal label on the left of a panel."""
     return "set_ylabel", [text], {"rotation": 0, "ha": "right", "va": "center", "fontsize": 7}
 
 
 def tick_names(axis: str, names: Sequence[str], **style: Any) -> Call:
-    """Returns names for the places 0, 1, 2, … of an axis, ``x`` or ``y``."""
+    """Returns a call that writes names at the places 0, 1, 2, … of an axis, ``x`` or ``y``."""
     places = list(range(len(names)))
     return f"set_{axis}ticks", [places, list(names)], {"fontsize": 7, **style}
 
@@ -279,12 +279,12 @@ def without_ticks(axis: str = "both") -> Call:
 
 
 def colors(matrix: Any, **style: Any) -> Call:
-    """Returns a matrix whose cells are drawn as colors."""
+    """Returns a call that draws a matrix with a color for each cell."""
     return "imshow", [matrix], {"aspect": "auto", **style}
 
 
 def image(matrix: Any, labels: Sequence[str] = (), has_row_labels: bool = True, **style: Any) -> list[Call]:
-    """Returns a square matrix whose cells are drawn as colors, with the same labels at its rows and at its columns.
+    """Returns the calls that draw a square matrix as colors, with the same labels at its rows and at its columns.
 
     Args:
         matrix: (N, N).

@@ -171,8 +171,13 @@ def make_scaling_hook(factors: Tensor) -> Callable[..., tuple[Tensor]]:
 
 
 def removed_heads(model: nn.Module, heads: Sequence[Head]) -> contextlib.AbstractContextManager[None]:
-    """Returns a context manager that sets the outputs of heads to 0 in forward passes."""
-    factors: dict[str, Tensor] = {}
+    """Returns a context manager: in its body, the outputs of some heads are 0 in all forward passes.
+
+    Args:
+        model: with attentions of fairseq or of this plugin.
+        heads: the heads whose outputs are 0.
+    """
+    factors: dict[str, Tensor] = {}  # {attention: the factor by which the output of each head is multiplied}
     for attention in attentions(model):
         removed_numbers = [head.number for head in heads if head.attention == attention.name]
         if removed_numbers:
@@ -183,7 +188,7 @@ def removed_heads(model: nn.Module, heads: Sequence[Head]) -> contextlib.Abstrac
 
 
 class HeadReplacement:
-    """Gives constant logits to some heads of one self-attention, whatever the input is."""
+    """Replaces the logits of some heads of one self-attention by constant logits, which are the same for any input."""
 
     def __init__(self, attention: Attention, head_numbers: list[int], logits: Tensor) -> None:
         """Stores what the hooks need.
@@ -216,24 +221,26 @@ class HeadReplacement:
         self.arguments = name_arguments(args, kwargs)
 
     def replace_outputs(self, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
-        """Returns the input of the output projection with other outputs of the chosen heads."""
-        x = args[0].clone()  # (T, B, C)
+        """Returns the input of the output projection with new outputs of the chosen heads."""
+        x = args[0].clone()  # (T, B, C), the outputs of all heads side by side
         length, bsz, embed_dim = x.shape
         head_dim = self.attention.module.head_dim
         x_by_head = x.view(length, bsz, embed_dim // head_dim, head_dim)
-        x_by_head[:, :, self.head_numbers] = self.compute_outputs()  # changes x, of which this is a view
+        x_by_head[:, :, self.head_numbers] = self.compute_outputs()  # This changes x, too, because it is a view of x.
         return (x,)
 
     def compute_outputs(self) -> Tensor:
-        """Returns the outputs (T, B, replaced heads, head_dim) of the chosen heads with the constant logits."""
-        query = self.arguments["query"]  # (T, B, C)
+        """Returns the outputs (T, B, chosen heads, head_dim) that the chosen heads have with the constant logits."""
+        query = self.arguments["query"]  # (T, B, C), which is also the key and the value of self-attention
         length = query.size(0)
         module = self.attention.module
-        values = split_heads(module.v_proj(query), module.head_dim)[:, self.head_numbers]  # (B, heads, T, head_dim)
-        logits = self.logits[None, self.head_numbers, :length, :length].to(query)
+        values_of_all_heads = split_heads(module.v_proj(query), module.head_dim)  # (B, H, T, head_dim)
+        values = values_of_all_heads[:, self.head_numbers]
+        logits = self.logits[None, self.head_numbers, :length, :length].to(query)  # (1, chosen heads, T, T)
         causal = self.arguments.get("attn_mask") is not None
         weights = attention_weights(logits, causal, self.arguments.get("key_padding_mask"))
-        return (weights @ values).permute(2, 0, 1, 3)
+        outputs = weights @ values  # (B, chosen heads, T, head_dim)
+        return outputs.permute(2, 0, 1, 3)
 
 
 @contextlib.contextmanager
@@ -260,16 +267,17 @@ def replaced_heads(model: nn.Module, logits: dict[str, Tensor], heads: Sequence[
 
 
 class ResidualConnection:
-    """Replaces the method ``residual_connection`` of a layer of fairseq, and leaves some branches out.
+    """Takes the place of the method ``residual_connection`` of a layer, and can leave out parts of the layer.
 
-    A layer has two or three branches: self-attention, cross-attention in a decoder, and the feed-forward layer. In each
-    forward pass, fairseq's layer calls the method once for each branch, in this order. So the number of calls tells
-    which branch is calling.
+    A layer of fairseq has two or three branches: self-attention, cross-attention in a decoder, and the feed-forward
+    layer. After each branch, it calls this method, which adds the input of the branch to its output (the skip
+    connection). The feed-forward layer always comes last. So the number of calls tells whether it is the turn of the
+    feed-forward layer.
 
     Args:
         num_branches: how many branches the layer has.
-        keep_skip: whether the skip connections are kept.
-        keep_feed_forward: whether the feed-forward layer is kept.
+        keep_skip: False leaves out the skip connections.
+        keep_feed_forward: False leaves out the feed-forward layer.
     """
 
     def __init__(self, num_branches: int, keep_skip: bool, keep_feed_forward: bool) -> None:
@@ -279,13 +287,16 @@ class ResidualConnection:
         self.num_calls = 0
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Returns the output of a branch. `x`: what the branch has computed; `residual`: the input of the branch."""
+        """Returns what the layer goes on with after a branch.
+
+        Args:
+            x: the output of the branch.
+            residual: the input of the branch.
+        """
         self.num_calls += 1
-        is_last_branch = self.num_calls % self.num_branches == 0
-        if is_last_branch and not self.keep_feed_forward:
-            # A branch that is left out passes its input on, even if the skip connections are left out too. Otherwise
-            # nothing would be left of the layer's output.
-            return residual
+        is_feed_forward = self.num_calls % self.num_branches == 0
+        if is_feed_forward and not self.keep_feed_forward:
+            return residual  # The input is passed on, also without skip connections. Otherwise nothing would be left.
         if not self.keep_skip:
             return x
         return residual + x
@@ -299,20 +310,19 @@ def count_branches(layer: nn.Module) -> int:
 
 @contextlib.contextmanager
 def chosen_branches(model: nn.Module, keep_skip: bool, keep_feed_forward: bool) -> Iterator[None]:
-    """Is a context manager: in its body, some branches of all layers are left out of the forward passes.
+    """Is a context manager: in its body, forward passes leave out the skip connections or feed-forward layers.
 
-    A layer of fairseq adds the output of each branch to the branch's input by its method ``residual_connection``. In
-    the body, each layer has a `ResidualConnection` in place of this method. If both flags are True, it computes the
-    same.
+    In the body, each layer has a `ResidualConnection` in place of its method ``residual_connection``. If both flags are
+    True, the model computes the same as before.
 
     Args:
         model: a Transformer of fairseq.
-        keep_skip: False leaves the skip connections out, so that a branch's output stands alone; layer norms stay.
-        keep_feed_forward: False leaves the feed-forward layers out: their input is passed on as their output.
+        keep_skip: False leaves out the skip connections of all layers; the layer norms stay.
+        keep_feed_forward: False leaves out the feed-forward layers: their input is passed on as their output.
     """
     layers = list_layers(model)
     for layer in layers:
-        # An object's own attribute hides the method of its class that has the same name.
+        # This attribute of the object hides the method of its class.
         layer.residual_connection = ResidualConnection(count_branches(layer), keep_skip, keep_feed_forward)
     try:
         yield

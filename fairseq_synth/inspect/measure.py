@@ -62,10 +62,10 @@ def describe_weights(weights: Tensor) -> dict[str, Tensor]:
 
 
 def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
-    """Returns for each head (H,) how far its weights are from the weights that the positions alone give.
+    """Returns for each head (H,) how far its attention weights are from weights that depend on positions alone.
 
-    This is the total variation distance ``1/2 sum_j |a_ij - b_ij|``, averaged over the rows: 0 if the weights do not
-    depend on the words, at most 1.
+    The distance of a row is the total variation distance ``1/2 sum_j |a_ij - b_ij|``, from 0 to 1. The result is the
+    mean over the rows. It is 0 if the weights do not depend on the words.
 
     Args:
         weights: (H, T, S), of one sentence.
@@ -76,10 +76,11 @@ def word_dependence(weights: Tensor, weights_by_position: Tensor) -> Tensor:
 
 
 def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_SHARES) -> Tensor:
-    """Returns for each head the sum of its largest singular values, divided by the sum of all its singular values.
+    """Returns for each head the sum of its largest singular values, relative to the sum of all of them.
 
-    How many of the values are summed is given as a share. For example, the share 0.5 of 4 singular values stands for
-    the 2 largest. The share 0.6 stands for the 2.4 largest: the result is interpolated between those for 2 and for 3.
+    The number of values that are summed is given as a share. For example, a head has the singular values 4, 3, 2 and 1,
+    with the sum 10. The share 0.5 stands for the 2 largest, which gives 7 / 10 = 0.7. The share 0.75 stands for the 3
+    largest, which gives 0.9. Between them, the result is interpolated: the share 0.6 gives 0.78.
 
     Args:
         weights: (H, T, S), with min(T, S) singular values for each head.
@@ -90,7 +91,7 @@ def cumulative_singular_values(weights: Tensor, shares: Sequence[float] = RANK_S
     """
     relative_sums = sums_of_largest_singular_values(weights)  # (H, min(T, S) + 1): column k is for the k largest
     num_values = relative_sums.size(-1) - 1
-    counts = torch.tensor(shares, device=weights.device) * num_values
+    counts = torch.tensor(shares, device=weights.device) * num_values  # such as 2.4, between the columns 2 and 3
     return interpolate_columns(relative_sums, places=counts)
 
 
@@ -123,10 +124,8 @@ def interpolate_columns(matrix: Tensor, places: Tensor) -> Tensor:
         places: (n,), from 0 to the number of the last column.
     """
     last_column = matrix.size(-1) - 1
-    left_column = places.floor().long()
-    # No column follows the last one. So a place at the last column counts as 0 times the column before it plus 1 times
-    # the last column.
-    left_column = left_column.clamp(max=last_column - 1)
+    # The last column can only be the right one of two columns, because no column follows it.
+    left_column = places.floor().long().clamp(max=last_column - 1)
     right_column = left_column + 1
     weight_of_right_column = places - left_column
     return torch.lerp(matrix[:, left_column], matrix[:, right_column], weight_of_right_column)

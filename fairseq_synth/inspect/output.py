@@ -14,7 +14,10 @@ from .drawing import Picture
 
 
 class OutputFolder:
-    """A folder of results and pictures. Every file in it is complete, because it is written in another folder first."""
+    """Writes results and pictures to a folder, in which every file is complete at any time.
+
+    To this end, each file is written in another folder first, and then moved.
+    """
 
     def __init__(self, folder: Path, unfinished: Path, is_new: bool) -> None:
         """Makes a writer for an existing folder.
@@ -31,9 +34,10 @@ class OutputFolder:
 
     def write_json(self, name: str, values: Any) -> None:
         """Writes values to a JSON file, in place of the file of that name if there is one."""
-        path = self.unfinished / name
-        path.write_text(json.dumps(values, separators=(",", ":")) + "\n", encoding="utf-8")
-        os.replace(path, self.folder / name)
+        text = json.dumps(values, separators=(",", ":"))
+        unfinished_file = self.unfinished / name
+        unfinished_file.write_text(f"{text}\n", encoding="utf-8")
+        os.replace(unfinished_file, self.folder / name)
 
     def write_picture(self, picture: Picture) -> None:
         """Draws a picture and writes its file, unless this object has already written the same picture."""
@@ -49,7 +53,7 @@ class OutputFolder:
         return sorted(path.name for path in self.folder.iterdir())
 
     def clean_up(self) -> None:
-        """Removes unfinished files; and also the folder, if it is new and nothing has been written to it."""
+        """Removes the folder of unfinished files. Also removes the folder of results, if it is new and still empty."""
         shutil.rmtree(self.unfinished, ignore_errors=True)
         if self.is_new and not any(self.folder.iterdir()):
             self.folder.rmdir()
@@ -79,21 +83,28 @@ def output_folder(out: Path) -> Iterator[OutputFolder]:
 
 
 def make_output_folder(out: Path) -> OutputFolder:
-    """Makes the folder `out`, unless it exists and is empty, and returns a writer for it.
+    """Makes a folder for results, and a hidden folder beside it for files that are being written.
 
-    The writer also gets a new hidden folder beside it for unfinished files, such as ``.out-x3k2``.
+    For example, ``results`` gets the hidden folder ``.results-x3k2``, with random letters at the end. An empty folder
+    that exists already is used as it is.
+
+    Args:
+        out: the folder for results.
+
+    Returns:
+        a writer that has both folders.
 
     Raises:
         SynthesizerError: a file or a folder with files has this name already.
         OSError: no folder can be made there.
     """
-    folder = out.resolve()  # If `out` is a link, the files are written where it points, and the link stays.
-    is_new = not folder.exists()
-    if not is_new and not is_empty_folder(folder):
+    folder = out.resolve()  # If `out` is a link to a folder, the results are written to this folder.
+    exists = folder.exists()
+    if exists and not is_empty_folder(folder):
         raise SynthesizerError(f"--out {out}: exists already; remove it, or choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
-    return OutputFolder(folder, Path(unfinished), is_new)
+    hidden_folder = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
+    return OutputFolder(folder, unfinished=Path(hidden_folder), is_new=not exists)
 
 
 def is_empty_folder(path: Path) -> bool:

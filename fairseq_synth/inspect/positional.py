@@ -22,7 +22,7 @@ class MeanByPosition:
         self.count = torch.zeros(0, 0, 0)  # in how many matrices there is a cell
 
     def add(self, matrix: Tensor) -> None:
-        """Adds a matrix (H, T, S)."""
+        """Adds a matrix (H, T, S). If it has more rows or columns than the earlier ones, the mean is enlarged first."""
         size = [max(new, old) for new, old in zip(matrix.shape, self.total.shape)]
         self.total = enlarge(self.total, size)
         self.count = enlarge(self.count, size)
@@ -57,7 +57,13 @@ class Constants(NamedTuple):
     def matrix(self, size: int) -> Tensor:
         """Returns logits (H, size, size) for sentences of `size` tokens.
 
-        Positions that the observed sentences had get the logits by position, later ones the logits by distance.
+        Two positions that the observed sentences had get a logit by position (P), and all others one by distance (D).
+        For example, the observed sentences had up to 2 tokens, and the size is 4:
+
+            P P D D
+            P P D D
+            D D D D
+            D D D D
         """
         length = min(self.by_position.size(-1), size)
         by_position = self.by_position[:, :length, :length]
@@ -68,12 +74,13 @@ class Constants(NamedTuple):
 
 
 def continue_rows(by_position: Tensor, by_distance: Tensor) -> Tensor:
-    """Returns T rows of logits with more than T columns: first those by position, then those by distance.
+    """Continues rows of T logits by position with further columns, which are logits by distance.
 
-    A softmax does not change if a constant is added to its whole row. So the logits of a row by position and by
-    distance can be compared only up to a constant. A constant is added to the row by distance, so that its first T
-    columns have the same mean as the row by position. For example, the row [1, 3] by position has the mean 2. The row
-    [0, 2, 5] by distance becomes [1, 3, 6], whose first two columns have this mean. The result is [1, 3, 6].
+    The softmax of a row does not change if a constant is added to the row. So the two kinds of logits may be on
+    different levels. Before they are joined, the row by distance is shifted so that its first T columns have the same
+    mean as the row by position. For example, the row [1, 4] by position has the mean 2.5. The row [0, 2, 5] by distance
+    is shifted by 1.5, because its first two columns have the mean 1. Its last column becomes 6.5, and the result is
+    [1, 4, 6.5].
 
     Args:
         by_position: (H, T, T).
@@ -90,22 +97,19 @@ def continue_rows(by_position: Tensor, by_distance: Tensor) -> Tensor:
 
 
 def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
-    """Returns the logits by position, and by distance, under which the observed attention weights are most likely.
+    """Fits constant logits to attention weights that were observed in sentences of different lengths.
 
-    Both are found by maximum likelihood, as in a logistic regression. All sentences have the same logits S (H, T, T).
-    A sentence of n tokens has the first n rows and columns of S. If it has the observed weights a, its log-likelihood
-    is the sum of ``a_ij log softmax(S)_ij`` over its cells, which is
-
-        sum of a_ij S_ij over all cells - sum of log(sum of exp(S_ij) over row i) over all rows
-
-    The first part depends only on the weights, and the second part only on n. So all that matters of many sentences is
-    the sum of their weights, and how many of them have each length.
+    The fit is done twice: with a logit for each pair of positions i and j, and with a logit for each distance j - i. A
+    sentence of n tokens uses the logits of the first n positions. If S are these logits, and a_ij its observed weights,
+    the fit maximizes the sum of ``a_ij log softmax(S)_ij`` over all cells of all sentences. This is the log-likelihood
+    of a logistic regression. It does not need the weights of every single sentence, but only their sum over all
+    sentences, and the number of sentences of each length.
 
     Args:
         weights: the observed weights of all sentences, of up to T tokens.
         causal: True if row i sees no column after i; the logits of these columns are 0.
     """
-    total = weights.total.double()  # (H, T, T), the sum of the weights of all sentences
+    total = weights.total.double()  # (H, T, T), summed over all sentences
     sentences_of_length = count_sentences(weights)  # (T,), how many sentences have 1, 2, ... T tokens
     return Constants(
         by_position=fit_by_position(total, sentences_of_length, causal),
@@ -114,10 +118,10 @@ def fit_constants(weights: MeanByPosition, causal: bool) -> Constants:
 
 
 def fit_by_position(total: Tensor, sentences_of_length: Tensor, causal: bool) -> Tensor:
-    """Returns the logits by position under which the observed attention weights are most likely, (H, T, T).
+    """Returns the logits for each pair of positions that fit observed attention weights best, (H, T, T).
 
-    A softmax does not change if a constant is added to its whole row. The constants are chosen so that the logits of
-    each row have the mean 0.
+    The weights do not change if a constant is added to all logits of a row. So the logits of each row are shifted to
+    the mean 0.
 
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
@@ -129,10 +133,10 @@ def fit_by_position(total: Tensor, sentences_of_length: Tensor, causal: bool) ->
 
 
 def fit_by_distance(total: Tensor, sentences_of_length: Tensor, causal: bool) -> Tensor:
-    """Returns the logits by distance under which the observed attention weights are most likely, (H, 2 T - 1).
+    """Returns the logits for each distance j - i that fit observed attention weights best, (H, 2 T - 1).
 
-    The attention weights do not change if a constant is added to all logits of a head. The constants are chosen so that
-    the logits of each head have the mean 0.
+    The weights do not change if a constant is added to all logits of a head. So the logits of each head are shifted to
+    the mean 0.
 
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
@@ -144,10 +148,10 @@ def fit_by_distance(total: Tensor, sentences_of_length: Tensor, causal: bool) ->
 
 
 def read_diagonals(matrix: Tensor) -> Tensor:
-    """Returns the values (H, 2 T - 1) of the diagonals of a matrix (H, T, T), each of which has a single value.
+    """Returns the values (H, 2 T - 1) of the diagonals of a matrix (H, T, T) that is constant along each diagonal.
 
-    They are in the order of the distance j - i, from 1 - T to T - 1. So they go up the first column, and then along the
-    first row. For example, they are 3, 4, 5, 6, 7 for this matrix, with the distances -2 to 2:
+    The diagonals are sorted by the distance j - i, from 1 - T to T - 1. So their values go up the first column, and
+    then along the first row. For example, this matrix has the values 3, 4, 5, 6, 7 for the distances -2 to 2:
 
         5 6 7
         4 5 6
@@ -160,25 +164,26 @@ def read_diagonals(matrix: Tensor) -> Tensor:
 
 
 def visible_cells(length: int, causal: bool) -> Tensor:
-    """Returns which cells of a matrix (length, length) of attention weights can be other than 0: True or False."""
+    """Returns a mask (length, length) that is True where row i may attend to column j."""
     visible = torch.ones(length, length, dtype=torch.bool)
     return visible.tril() if causal else visible
 
 
 def count_sentences(weights: MeanByPosition) -> Tensor:
-    """Returns how many of the averaged sentences had 1, 2, ... T tokens, (T,)."""
-    # The diagonal cell of position i is in all sentences of more than i tokens. Of these, the sentences of exactly
-    # i + 1 tokens are those without the next position.
-    with_position = weights.count[0].diagonal().double()  # (T,)
-    with_next_position = torch.cat([with_position[1:], with_position.new_zeros(1)])  # no sentence has position T
+    """Returns how many of the averaged sentences had 1, 2, ... T tokens, (T,).
+
+    For example, position 0 was in 3 sentences, position 1 in 2, and position 2 in 2. Then 1 sentence had 1 token, none
+    had 2 tokens, and 2 had 3 tokens. The result is [1, 0, 2], which is [3, 2, 2] - [2, 2, 0].
+    """
+    with_position = weights.count[0].diagonal().double()  # (T,), how many sentences have the cell (i, i)
+    with_next_position = torch.cat([with_position[1:], with_position.new_zeros(1)])  # No sentence has position T.
     return with_position - with_next_position
 
 
 def centre(logits: Tensor) -> Tensor:
-    """Shifts logits so that they have the mean 0 along the last dimension.
+    """Returns logits that are shifted to the mean 0 along the last dimension: [1, 3, -inf] -> [-1, 1, 0].
 
-    Logits of -inf, of columns that a row does not see, do not count, and become 0. For example, [1, 3, -inf] becomes
-    [-1, 1, 0].
+    Logits of -inf, which belong to columns that a row does not see, are left out of the mean and become 0.
     """
     is_hidden = logits.isneginf()
     total = logits.masked_fill(is_hidden, 0.0).sum(dim=-1, keepdim=True)
@@ -190,9 +195,8 @@ def centre(logits: Tensor) -> Tensor:
 def most_likely_logits(total: Tensor, sentences_of_length: Tensor, causal: bool, by_distance: bool) -> Tensor:
     """Returns the logits under which the observed attention weights are most likely; see `fit_constants`.
 
-    The fit works on scores, which are exp(logits). So an attention weight is its score divided by the sum of its row.
-    All scores begin as 1. The scores are improved again and again, until none of them changes by more than
-    `FIT_TOLERANCE`, relative to its size.
+    The fit works on scores, which are the exponentials of the logits. So an attention weight is a score divided by the
+    sum of its row. All scores begin as 1, and `improve_scores` is repeated until they hardly change.
 
     Args:
         total: the observed weights (H, T, T), summed over all sentences.
@@ -226,15 +230,15 @@ def sum_diagonals(matrix: Tensor) -> Tensor:
 
 
 def improve_scores(scores: Tensor, total: Tensor, sentences_of_length: Tensor, by_distance: bool) -> Tensor:
-    """Returns better scores: the observed attention weights are at least as likely under them as under the old ones.
+    """Performs one step of a fit: returns scores under which the observed attention weights are more likely.
 
-    A sentence has the attention weight ``score / row sum`` in each of its cells. With the best scores, these weights
-    are as large as observed, if they are summed over all sentences that have the cell:
+    Each cell of a sentence has the attention weight ``score / row sum``. Under the best scores, the sum of these
+    weights over all sentences that have the cell is the sum of the observed weights:
 
         score * sum of (1 / row sum) over the sentences = sum of the observed weights over the sentences
 
-    This equation is solved for the score, with the row sums of the old scores. The new scores have other row sums, so
-    one step is not enough (Hunter 2004, MM algorithms for generalized Bradley-Terry models, section 5).
+    A step solves this equation for the score, with the row sums of the old scores. As the new scores have other row
+    sums, several steps are needed (Hunter 2004, MM algorithms for generalized Bradley-Terry models, section 5).
 
     Args:
         scores: the old scores, (H, T, T), 0 in hidden cells, which their row does not see.
@@ -245,25 +249,26 @@ def improve_scores(scores: Tensor, total: Tensor, sentences_of_length: Tensor, b
     Returns:
         (H, T, T), from `SMALLEST_SCORE` to 1. The scores of hidden cells have no meaning.
     """
-    # (H, T, T), above 0 in all cells, because a sentence of T tokens has all of them
+    # (H, T, T), never 0, because at least one sentence has T tokens and so has all cells
     inverse_row_sums = sum_inverse_row_sums(scores, sentences_of_length)
-    # An attention weight stays the same if all scores of its row are divided by a number. The largest score becomes 1.
     if by_distance:
-        # The cells of a diagonal have one score. So both sides of the equation are summed over the diagonal, too.
+        # A diagonal has one score, and its cells together have one equation: the sum of their equations.
         new_scores = sum_diagonals(total) / sum_diagonals(inverse_row_sums)
-        # All rows of a head are divided by the same number. Otherwise, a diagonal would get several scores.
-        largest = new_scores.amax(dim=(-2, -1), keepdim=True)  # (H, 1, 1)
+        largest = new_scores.amax(dim=(-2, -1), keepdim=True)  # (H, 1, 1), as all rows of a head share their scores
     else:
         new_scores = total / inverse_row_sums
         largest = new_scores.amax(dim=-1, keepdim=True)  # (H, T, 1)
+    # The attention weights stay the same if all scores of a row are divided by a number. The largest score becomes 1.
     return (new_scores / largest).clamp(min=SMALLEST_SCORE)
 
 
 def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
     """Returns for each cell (i, j) the sum of 1 / (sum of row i) over all sentences that have this cell, (H, T, T).
 
-    A sentence of n tokens has the first n rows and columns of the scores. So its rows have different sums than those of
-    a longer sentence, and its cells are those with i < n and j < n.
+    A sentence of n tokens has the first n rows and columns of the scores, and the sums of its rows have n terms. For
+    example, the scores are [[1, 3], [1, 1]]. There is one sentence of 1 token, whose row has the sum 1, and one of 2
+    tokens, whose rows have the sums 4 and 2. Both sentences have cell (0, 0), which gets 1 / 1 + 1 / 4. Only the longer
+    sentence has the other cells. So the result is [[1.25, 0.25], [0.5, 0.5]].
 
     Args:
         scores: (H, T, T), 0 in hidden cells. Every row sees column 0, so that no sum is 0.
@@ -272,24 +277,27 @@ def sum_inverse_row_sums(scores: Tensor, sentences_of_length: Tensor) -> Tensor:
     num_heads, longest, _ = scores.shape
     sums_of_first_columns = scores.cumsum(dim=-1)  # (H, T, T), cell (i, j): the sum of row i up to column j
     result = torch.empty_like(scores)
-    # (H, T), for each row: the sum over all sentences of the lengths that the loop has reached so far
-    totals_of_rows = scores.new_zeros(num_heads, longest)
-    for length in range(longest, 0, -1):  # the longest sentences first
+    sums_so_far = scores.new_zeros(num_heads, longest)  # for each row, over all sentences of `length` tokens or more
+    for length in range(longest, 0, -1):
         last_column = length - 1
         row_sums = sums_of_first_columns[:, :length, last_column]  # (H, length), in a sentence of this length
-        totals_of_rows[:, :length] += sentences_of_length[last_column] / row_sums
-        # The loop has reached all sentences of `length` tokens or more. Only these sentences have this column.
-        result[:, :, last_column] = totals_of_rows
+        sums_so_far[:, :length] += sentences_of_length[last_column] / row_sums
+        # All sentences that have this column are added now.
+        result[:, :, last_column] = sums_so_far
     return result
 
 
 def sum_by_distance(matrix: Tensor) -> Tensor:
-    """Returns the sums (H, 2 T - 1) of a matrix (H, T, T) over its diagonals, by j - i from 1 - T to T - 1."""
+    """Returns the sum of each diagonal of a matrix (H, T, T) as (H, 2 T - 1): [[1, 2], [3, 4]] -> [3, 5, 2].
+
+    The diagonals are sorted by the distance j - i of their cells, from 1 - T to T - 1.
+    """
     length = matrix.size(-1)
-    positions = torch.arange(length)
-    diagonal = positions - positions[:, None] + length - 1  # (T, T), the number of each cell's diagonal, from 0
+    columns = torch.arange(length)
+    rows = columns.unsqueeze(1)
+    diagonals = columns - rows + length - 1  # (T, T), the number of each cell's diagonal, from 0
     sums = matrix.new_zeros(len(matrix), 2 * length - 1)
-    return sums.index_add_(1, diagonal.flatten(), matrix.flatten(1))
+    return sums.index_add_(1, diagonals.flatten(), matrix.flatten(1))
 
 
 def toeplitz(values: Tensor, size: int) -> Tensor:

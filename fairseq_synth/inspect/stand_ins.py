@@ -37,16 +37,19 @@ def count_embeddings(weights: dict[str, Tensor]) -> dict[str, int]:
 
 
 def count_words(task: Any, embedding: str) -> int:
-    """Returns the size of the dictionary whose tokens an embedding has.
+    """Returns the number of entries of the dictionary that belongs to an embedding.
+
+    An embedding of the encoder belongs to the source dictionary, and any other embedding to the target dictionary. A
+    task without targets, such as a language model, has only a source dictionary, which then belongs to all embeddings.
 
     Args:
         task: a task of fairseq.
         embedding: the name of the embedding, such as ``encoder.embed_tokens``.
     """
-    is_of_decoder = not embedding.startswith("encoder")
-    if is_of_decoder and task.target_dictionary is not None:
-        return len(task.target_dictionary)
-    return len(task.source_dictionary)  # also of a decoder, if the task has a single text
+    is_in_encoder = embedding.startswith("encoder")
+    if is_in_encoder or task.target_dictionary is None:
+        return len(task.source_dictionary)
+    return len(task.target_dictionary)
 
 
 def set_up_task(cfg: Any, data: Path) -> Any:
@@ -90,29 +93,31 @@ def set_missing_languages(task_cfg: Any, data: Path) -> None:
 
 
 def set_up_task_on_made_up_words(cfg: Any, sizes: dict[str, int]) -> Any:
-    """Returns the task of a checkpoint with dictionaries of made-up words, which are as large as its embeddings.
+    """Returns the task of a checkpoint with dictionaries of made-up words.
 
-    The task reads its dictionaries from files. Some tasks then add symbols of their own, such as a mask. How many they
-    add is known only after a task is set up. So if it has added symbols, it is set up again with smaller files. The
-    comments show an embedding of 100 tokens, and a task that adds one symbol.
+    Each dictionary gets as many entries as its embedding has tokens. The task reads the dictionaries from files, and
+    some tasks then add symbols of their own, such as a mask. For example, if an embedding has 100 tokens, and the task
+    adds 1 symbol, the file must have 99 entries. The number of added symbols is known only after the task has been set
+    up once. So it may be set up twice.
 
     Args:
         cfg: the checkpoint's config. Its folder of data, and its languages if they are missing, are set here.
         sizes: {name of an embedding: number of tokens}, as `count_embeddings` returns it.
     """
     make_up_missing_languages(cfg.task)
-    first_task = set_up_task_on_files_of_size(cfg, sizes)  # The file has 100 entries, and the task's dictionary 101.
-    added = count_added_symbols(first_task, sizes)  # {"encoder.embed_tokens": 1}
+    task = set_up_task_on_files_of_size(cfg, sizes)  # files of 100 entries, dictionaries of 101
+    added = count_added_symbols(task, sizes)  # {"encoder.embed_tokens": 1}
     has_added_symbols = any(number != 0 for number in added.values())
-    if not has_added_symbols:
-        return first_task
-    sizes_of_files = {embedding: size - added[embedding] for embedding, size in sizes.items()}  # 100 - 1 = 99
-    return set_up_task_on_files_of_size(cfg, sizes_of_files)  # The file has 99 entries, and the task's dictionary 100.
+    if has_added_symbols:
+        smaller_sizes = {embedding: size - added[embedding] for embedding, size in sizes.items()}
+        task = set_up_task_on_files_of_size(cfg, smaller_sizes)  # files of 99 entries, dictionaries of 100
+    return task
 
 
 def make_up_missing_languages(task_cfg: Any) -> None:
-    """Sets both languages in the config of a task of translation, if it has no source language. Others have none."""
-    if hasattr(task_cfg, "source_lang") and task_cfg.source_lang is None:
+    """Changes the config of a task in place: if it lacks the languages of a translation, both get made-up names."""
+    is_translation = hasattr(task_cfg, "source_lang")  # other tasks have no languages
+    if is_translation and task_cfg.source_lang is None:
         task_cfg.source_lang = "source"
         task_cfg.target_lang = "target"
 
@@ -131,9 +136,9 @@ def set_up_task_on_files_of_size(cfg: Any, sizes: dict[str, int]) -> Any:
 
 
 def count_added_symbols(task: Any, sizes: dict[str, int]) -> dict[str, int]:
-    """Returns {name of an embedding: how many symbols the task has added to its dictionary}.
+    """Returns how many symbols a task has added to each dictionary after it has read the dictionary from a file.
 
-    Some tasks add symbols of their own to a dictionary that they have read from a file.
+    The result is {name of an embedding: how many symbols were added to its dictionary}.
 
     Args:
         task: a task of fairseq.
@@ -155,29 +160,29 @@ def write_dictionaries(folder: Path, task_cfg: Any, sizes: dict[str, int]) -> No
 
 
 def choose_dictionary_sizes(task_cfg: Any, sizes: dict[str, int]) -> dict[str, int]:
-    """Returns {file that one of fairseq's tasks may read: the size of the dictionary in it}.
+    """Returns the dictionary files that a task may read, as {name of the file: number of entries of the dictionary}.
 
-    Each kind of task reads only some of these files. The others do no harm.
+    For example, a translation from German to English with 1,000 and 2,000 words reads the files in
+    {"dict.de.txt": 1000, "dict.en.txt": 2000}. The result also has the files of other tasks, because a file that is not
+    read does no harm.
 
     Args:
         task_cfg: the task's config, which names the languages and the number of classes, if it has any.
         sizes: {name of an embedding: the size of its dictionary}.
     """
-    # Language models and classifiers have a single embedding. A model of translation may have a single one, too, which
-    # has another name than the two below.
-    size_of_single_embedding = max(sizes.values())
+    largest_size = max(sizes.values())  # the size of the only embedding, if there is just one
     num_classes = getattr(task_cfg, "num_classes", 0)
     sizes_by_file = {
-        "dict.txt": size_of_single_embedding,  # the words of a language model
-        "input0/dict.txt": size_of_single_embedding,  # the words of a classifier
-        "label/dict.txt": num_classes + NUM_SPECIAL_SYMBOLS,  # its classes, to which fairseq adds its special symbols
+        "dict.txt": largest_size,  # the words of a language model
+        "input0/dict.txt": largest_size,  # the words of a classifier
+        "label/dict.txt": num_classes + NUM_SPECIAL_SYMBOLS,  # the labels of a classifier, and fairseq's own symbols
     }
-    source_language = getattr(task_cfg, "source_lang", None)  # None: the task does not translate
-    if source_language:
-        sizes_by_file[f"dict.{source_language}.txt"] = sizes.get("encoder.embed_tokens", size_of_single_embedding)
+    source_language = getattr(task_cfg, "source_lang", None)  # Only a task of translation has languages.
     target_language = getattr(task_cfg, "target_lang", None)
+    if source_language:
+        sizes_by_file[f"dict.{source_language}.txt"] = sizes.get("encoder.embed_tokens", largest_size)
     if target_language:
-        sizes_by_file[f"dict.{target_language}.txt"] = sizes.get("decoder.embed_tokens", size_of_single_embedding)
+        sizes_by_file[f"dict.{target_language}.txt"] = sizes.get("decoder.embed_tokens", largest_size)
     return sizes_by_file
 
 

@@ -80,8 +80,8 @@ def choose_evenly(items: Sequence[int], count: int) -> list[int]:
 def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = None) -> Averages:
     """Averages the self-attentions of a model by position, over sentences of a split.
 
-    The attention weights of each head are averaged over the sentences. Then constant logits are fitted, which depend on
-    positions alone, and whose attention weights are as near as possible to this average in sentences of any length.
+    The weights of each head are averaged over the sentences. Then logits are fitted that depend on positions alone, and
+    whose attention weights come as near as possible to this average.
 
     Args:
         loaded: the model, with data.
@@ -108,7 +108,7 @@ def average(loaded: Loaded, subset: str, sentences: int, longest: int | None = N
 
 
 def function_parameters(function: str, constants: Constants, length: int, rank: int) -> dict[str, Tensor]:
-    """Returns the parameters with which a function computes the logits of fitted constants, as nearly as it can.
+    """Returns the parameters of a function of the paper with which it computes given logits as exactly as it can.
 
     Args:
         function: ``random``, ``relative_random`` or ``factorized_random``.
@@ -133,15 +133,18 @@ def function_parameters(function: str, constants: Constants, length: int, rank: 
 
 
 def values_by_distance(by_distance: Tensor, length: int) -> Tensor:
-    """Returns logits by distance for other distances than they were fitted for, (H, 2 length + 1).
+    """Returns logits for the distances from -length to length, (H, 2 length + 1).
+
+    For example, the logits [5, 6, 7] are for the distances -1, 0 and 1. With the length 2, they become [5, 5, 6, 7, 7].
 
     Args:
         by_distance: (H, 2 m + 1), for the distances from -m to m. Larger distances get the logit of m, or of -m.
         length: the largest distance of the result.
     """
     largest_distance = by_distance.size(-1) // 2  # m
-    distance = torch.arange(-length, length + 1).clamp(-largest_distance, largest_distance)
-    return by_distance[:, distance + largest_distance].contiguous()
+    distances = torch.arange(-length, length + 1).clamp(-largest_distance, largest_distance)
+    places = distances + largest_distance  # the logit of distance -m is at place 0
+    return by_distance[:, places].contiguous()
 
 
 def factorize(R: Tensor, rank: int) -> dict[str, Tensor]:

@@ -19,13 +19,12 @@ from ..repairs import repair
     versions="all versions",
 )
 def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model: Any, updates: Any = None) -> None:
-    """Replaces ``EMA._step_internal`` (``original``): moves each average once per update.
+    """Replaces ``EMA._step_internal`` (``original``): updates each average only once.
 
-    With ``--store-ema``, fairseq keeps an exponential moving average of each weight. After each update, this method
-    goes through the names of all weights, and moves the average that has the same name. With
-    ``--share-all-embeddings``, one weight has two names, "encoder.embed_tokens.weight" and
-    "decoder.embed_tokens.weight", and usually they have the same average, too. Then fairseq moves it twice. The
-    replacement leaves out each name whose average has an earlier name.
+    With ``--store-ema``, fairseq keeps an exponential moving average of each weight. This method updates the averages,
+    weight by weight. With ``--share-all-embeddings``, "encoder.embed_tokens.weight" and "decoder.embed_tokens.weight"
+    are two names of one weight, and usually also of one average. fairseq updates this average under both names, and so
+    twice. The replacement leaves out the second name.
 
     Args:
         original: fairseq's method.
@@ -36,17 +35,17 @@ def average_tied_weights_once(original: Callable[..., Any], self: EMA, new_model
     averages = get_moved_averages(self)  # {name of a weight: its average}
     repeated_names = find_repeated_names(averages)  # {"decoder.embed_tokens.weight"} in the example
     weights = {name: weight for name, weight in new_model.state_dict().items() if name not in repeated_names}
-    # All that fairseq's method does with the model is to call its method `state_dict`.
+    # fairseq's method only calls `state_dict` of the model. So an object with this method is enough.
     original(self, ModelWithStateDict(weights), updates)
 
 
 def get_moved_averages(ema: EMA) -> dict[str, Tensor]:
-    """Returns {name of a weight: its average} for the averages that ``EMA._step_internal`` moves after an update."""
+    """Returns {name of a weight: its average} for the averages that ``EMA._step_internal`` updates."""
     if ema.config.ema_fp32:
-        # Copies in fp32. If the model itself is in fp16 or bf16, each name has a copy of its own, even if two names
-        # belong to one weight.
+        # The averages are kept in fp32. For a model in fp16 or bf16, each name then has an average of its own, even if
+        # two names belong to one weight.
         return ema.fp32_params
-    return ema.model.state_dict()  # the weights of a copy of the model
+    return ema.model.state_dict()  # The model of the averages is a copy of the trained model.
 
 
 class ModelWithStateDict:
@@ -101,11 +100,11 @@ def keep_final_norm_under_ema(
     versions="all versions",
 )
 def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``Trainer.load_checkpoint`` (``original``): the averages of ``--store-ema`` start from the weights.
+    """Replaces ``Trainer.load_checkpoint`` (``original``): loads a checkpoint that has no averages of ``--store-ema``.
 
-    This concerns checkpoints without averages, as with ``--finetune-from-model``. fairseq also means to start from the
-    weights of the checkpoint, but it has already removed them from the loaded state, and a KeyError follows. The
-    replacement lets fairseq find averages in the loaded state, which are the weights.
+    For example, the checkpoint of ``--finetune-from-model`` may have none. Then fairseq tries to start the averages
+    from the weights of the checkpoint. But it has removed the weights from the loaded checkpoint by then, so a KeyError
+    follows. The replacement adds a copy of the weights to the checkpoint, in the place of the averages.
     """
     if not self.cfg.ema.store_ema:
         return original(self, *args, **kwargs)
@@ -115,10 +114,9 @@ def begin_averages_with_weights(original: Callable[..., Any], self: Trainer, *ar
 
 @contextlib.contextmanager
 def checkpoints_have_averages() -> Iterator[None]:
-    """Is a context manager: every checkpoint that fairseq loads in the body of the with statement has averages.
+    """Is a context manager: in its body, fairseq's function ``load_checkpoint_to_cpu`` returns averages of the weights.
 
-    If a checkpoint has no averages, its weights are added as averages. For this purpose, fairseq's function
-    ``load_checkpoint_to_cpu`` is replaced until the end of the with statement.
+    If a checkpoint has no averages, its weights stand in for them. To do so, the function is replaced in the body.
     """
     original_load = fairseq.checkpoint_utils.load_checkpoint_to_cpu
     key_of_averages = "ema"  # in the extra state of a checkpoint of fairseq

@@ -18,12 +18,12 @@ from ..repairs import repair
 def resume_with_the_same_batches(
     original: Callable[..., Any], self: FairseqTask, dataset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Replaces ``FairseqTask.get_batch_iterator`` (``original``): a resumed run has the same batches as before.
+    """Replaces ``FairseqTask.get_batch_iterator`` (``original``): a resumed training has the same batches as before.
 
-    fairseq calls this method when a training starts or is resumed. Usually it divides the sentences into batches once,
-    and all later epochs use these batches in another order. But the division depends on the epoch in which it is made.
-    So if a run is resumed in epoch 5, its batches differ from those that it has used before, which were made in
-    epoch 1. The replacement makes the batches of epoch 1 in each case.
+    fairseq calls this method when a training starts or is resumed. The method groups the sentences into batches, and
+    usually all later epochs use the same batches in another order. But the grouping depends on the current epoch. For
+    example, a training makes its batches in epoch 1. If it is resumed in epoch 5, it makes other batches. The
+    replacement makes the batches of epoch 1 again.
 
     Args:
         original: fairseq's method.
@@ -34,35 +34,36 @@ def resume_with_the_same_batches(
     Returns:
         fairseq's iterator over the batches.
     """
-    current_epoch = kwargs.get("epoch", 1)  # fairseq's trainer, the only caller that resumes, passes it by name
+    current_epoch = kwargs.get("epoch", 1)  # fairseq passes it by name when it resumes a training
     is_resumed = current_epoch != 1
-    if is_resumed and makes_batches_for_all_epochs(self, dataset, arguments=kwargs):
-        arguments_for_epoch_1 = {**kwargs, "epoch": 1}
-        iterator = original(self, dataset, *args, **arguments_for_epoch_1)
-        # The batches are made now. From here on, the iterator uses its epoch only to choose the order of the batches,
-        # and to count the epochs. Without this line, the training would start again with epoch 1.
-        iterator.epoch = current_epoch
-        return iterator
-    return original(self, dataset, *args, **kwargs)
+    if not is_resumed or not makes_batches_for_all_epochs(self, dataset, arguments=kwargs):
+        return original(self, dataset, *args, **kwargs)
+    kwargs["epoch"] = 1
+    iterator = original(self, dataset, *args, **kwargs)
+    # The batches are made now. The training itself goes on with the current epoch, which decides their order.
+    iterator.epoch = current_epoch
+    return iterator
 
 
 def makes_batches_for_all_epochs(task: FairseqTask, dataset: Any, arguments: dict[str, Any]) -> bool:
     """Returns whether a call of ``FairseqTask.get_batch_iterator`` makes batches that all later epochs use, too.
+
+    It makes none if the task has kept the batches of an earlier call. In other cases, each epoch has its own batches.
 
     Args:
         task: the task that makes the batches.
         dataset: the data set.
         arguments: the keyword arguments of the call.
     """
-    has_batches_already = dataset in task.dataset_to_epoch_iter  # {data set: iterator over its batches}
-    if has_batches_already:
+    has_kept_batches = dataset in task.dataset_to_epoch_iter  # {data set: iterator over its batches}
+    if has_kept_batches:
         return False
-    # In each of the following cases, every epoch makes batches of its own.
-    if arguments.get("disable_iterator_cache"):  # such as for sharded data
+    # Each of these arguments and flags tells fairseq to make new batches in each epoch.
+    if arguments.get("disable_iterator_cache"):  # used for sharded data
         return False
     if arguments.get("update_epoch_batch_itr"):
         return False
-    task_flags = getattr(task, "cfg", None)  # An old task has none.
+    task_flags = getattr(task, "cfg", None)  # None for a task without a config
     if getattr(task_flags, "rebuild_batches", False):
         return False
     can_reuse_batches: bool = task.can_reuse_epoch_itr(dataset)

@@ -78,15 +78,13 @@ def removed_on_error(path: str) -> Iterator[None]:
 def number_checkpoints_at_epoch_ends(
     original: Callable[..., Any], cfg: Any, trainer: Any, epoch_itr: Any, val_loss: Any
 ) -> Any:
-    """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): also writes checkpoints at ends of epochs.
+    """Replaces ``fairseq.checkpoint_utils.save_checkpoint`` (``original``): leaves out no checkpoint after N updates.
 
-    With ``--save-interval-updates N``, fairseq writes a checkpoint every N updates. Its name depends on the epoch:
-
-        within an epoch         checkpoint_EPOCH_UPDATES.pt, for example checkpoint_2_500.pt
-        at the end of an epoch  checkpointEPOCH.pt, for example checkpoint2.pt
-
-    With ``--no-epoch-checkpoints``, fairseq writes no file of the second form, so the checkpoint is missing. Then the
-    replacement tells fairseq that no epoch has ended, so that the checkpoint gets a name of the first form.
+    With ``--save-interval-updates N``, fairseq writes a checkpoint every N updates. Within an epoch, it is called
+    checkpoint_EPOCH_UPDATES.pt, for example checkpoint_2_500.pt. If the N updates end together with an epoch, it is
+    called checkpointEPOCH.pt, for example checkpoint2.pt. But ``--no-epoch-checkpoints`` forbids such files, and then
+    this checkpoint is missing. The replacement tells fairseq that the epoch has not ended. So the checkpoint gets a
+    name of the first form.
 
     Args:
         original: fairseq's function.

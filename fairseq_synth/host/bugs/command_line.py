@@ -66,9 +66,9 @@ def find_languages_of_tokenizer(flags: argparse.Namespace) -> None:
 def translate_one_shard(flags: argparse.Namespace) -> None:
     """Changes the flags in place: with ``--num-shards N --shard-id I``, fairseq-generate translates only part I of N.
 
-    fairseq-generate ignores these two flags. But it can divide its work among several processes: the process with the
-    number ``--distributed-rank``, of ``--distributed-world-size`` processes, translates only its share of the batches.
-    These flags have no other effect on this command. So they are set here, as if each shard were such a process.
+    fairseq-generate ignores these two flags. But it can share its work among several processes. Then it translates only
+    the batches of one of them, whose number is ``--distributed-rank``, of ``--distributed-world-size`` in all. These
+    flags have no other effect on this command. So they are set here, as if each shard were such a process.
 
     Raises SynthesizerError if the shard does not exist, or if the command is fairseq-interactive.
     """
@@ -80,8 +80,8 @@ def translate_one_shard(flags: argparse.Namespace) -> None:
     if is_whole_text:
         return
     check_shard(num_shards, shard_id, is_interactive_command(flags))
-    # A shard may be translated by several processes already. Then the processes of all shards are counted together.
-    # The comments show process 1 of shard 2, for 3 shards with 2 processes each.
+    # A shard may have several processes. Then the processes of all shards are counted together. The comments show
+    # process 1 of shard 2, for 3 shards with 2 processes each.
     processes_per_shard = flags.distributed_world_size  # 2
     rank_in_shard = flags.distributed_rank or 0  # 1
     num_processes_of_earlier_shards = shard_id * processes_per_shard  # 4, which have the ranks 0 to 3

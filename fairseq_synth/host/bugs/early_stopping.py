@@ -21,12 +21,12 @@ STATE = "early_stopping"  # a checkpoint has the count of --patience under this 
 
 
 class NoEpochLeft:
-    """An iterator over batches that tells fairseq that no epoch is left, so that it ends the training at once.
+    """Stands for an iterator over batches, but tells fairseq that no epoch is left to train.
 
-    fairseq trains while ``next_epoch_idx <= max_epoch``. Everything else is looked up in the iterator that it wraps.
+    fairseq trains while ``next_epoch_idx <= max_epoch``. All other attributes are those of the iterator.
     """
 
-    next_epoch_idx = math.nan  # no comparison with a number is true, not even with an infinite --max-epoch
+    next_epoch_idx = math.nan  # nan <= max_epoch is False, also for an infinite --max-epoch
 
     def __init__(self, batches: Any) -> None:
         self.batches = batches
@@ -181,7 +181,7 @@ def set_current_count(count: PatienceCount) -> None:
 def find_current_count() -> PatienceCount:
     """Returns fairseq's count of ``--patience``; it is a new count before the first validation."""
     current_count = NEW_COUNT
-    # If both copies of the function have counted, the one in `__main__` belongs to this training. It comes last.
+    # If both copies of the function have counted, the last one is that of `__main__`, which runs this training.
     for should_stop_early in find_stop_functions():
         best_score = getattr(should_stop_early, "best", None)
         if best_score is not None:

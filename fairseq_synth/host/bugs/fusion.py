@@ -39,13 +39,13 @@ def load_language_model_with_target_words(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Replaces ``fairseq.checkpoint_utils.load_model_ensemble`` (``original``): finds the words of a language model.
+    """Replaces ``fairseq.checkpoint_utils.load_model_ensemble`` (``original``): loads the model of ``--lm-path``.
 
-    With ``--lm-path``, fairseq-generate calls this function first for the translation model, with the translation task,
-    and then for the language model, without a task. In the second call, fairseq looks for the dictionary of the
-    language model in the translation data, which have no file of its name, dict.txt. But the language model must have
-    the same words as the targets of the translation model. So the replacement keeps the dictionary of the targets in
-    the first call, and gives it to the language model in the second call.
+    With ``--lm-path``, fairseq-generate calls this function twice: first with a task, for the translation model, and
+    then without a task, for the language model. In the second call, fairseq looks for the file dict.txt of the language
+    model in the folder of the translation data, and does not find it. But the file is not needed, because both models
+    must have the same target dictionary. The replacement keeps this dictionary in the first call, and uses it in the
+    second.
 
     Args:
         original: fairseq's function.
@@ -54,17 +54,16 @@ def load_language_model_with_target_words(
         task: the translation task, or None.
         args, kwargs: the other arguments of fairseq's function.
     """
-    if task is not None:
-        # This is the first call, or a user's program loads some model, whose dictionary is not used later.
+    if task is not None:  # the first call
         KeptDictionary.target_dictionary = get_target_dictionary(task)
         return original(filenames, arg_overrides, task, *args, **kwargs)
     dictionary = KeptDictionary.target_dictionary
-    if dictionary is not None and is_called_by_fairseq_command():
-        # This is the second call. No command of fairseq makes any other call without a task.
-        (path,) = filenames
-        return load_language_model(path, dictionary=dictionary, overrides=arg_overrides or {})
-    # A user's program loads some model without a task, which is loaded as usual.
-    return original(filenames, arg_overrides, task, *args, **kwargs)
+    # A command of fairseq calls this function without a task only for the language model.
+    is_second_call = dictionary is not None and is_called_by_fairseq_command()
+    if not is_second_call:  # A user's program loads some model.
+        return original(filenames, arg_overrides, task, *args, **kwargs)
+    (path,) = filenames
+    return load_language_model(path, dictionary=dictionary, overrides=arg_overrides or {})
 
 
 def is_called_by_fairseq_command() -> bool:

@@ -68,22 +68,20 @@ def pickle_choices() -> bool:
     Returns:
         True if pickle has been told now, False if it was told before.
     """
-    # pickle chooses how to store an object by its type. Here, the object is a class, such as "Choices", and the type of
-    # a class is its metaclass. All enumerations of fairseq, and no other classes, have this one:
-    type_of_enumerations = StrEnumMeta
-    was_told_before = type_of_enumerations in copyreg.dispatch_table
+    # pickle looks up the type of an object in this table. The objects here are classes, and the type of a class is its
+    # metaclass. Only the enumerations of fairseq have the metaclass StrEnumMeta.
+    was_told_before = StrEnumMeta in copyreg.dispatch_table
     if was_told_before:
         return False
-    # From now on, pickle calls `reduce_choices` with an enumeration, and stores the function call that it returns.
-    copyreg.pickle(type_of_enumerations, reduce_choices)
+    copyreg.pickle(StrEnumMeta, reduce_choices)  # pickle then stores what `reduce_choices` returns for an enumeration.
     return True
 
 
 def reduce_choices(enumeration: Any) -> Any:
-    """Returns how pickle stores an enumeration of fairseq, in the form that ``__reduce__`` returns.
+    """Returns what pickle stores for an enumeration of fairseq, in the form that a method ``__reduce__`` returns.
 
-    If the enumeration was made by ``ChoiceEnum(values)``, this is a pair of that function and its arguments. Any other
-    enumeration is stored by its name.
+    For an enumeration that was made by ``ChoiceEnum(["gelu", "relu"])``, it is this call: the function, and a tuple of
+    its arguments. For any other enumeration, it is the name.
     """
     is_made_by_choice_enum = enumeration.__name__ == "Choices"
     if not is_made_by_choice_enum:

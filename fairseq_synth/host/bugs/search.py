@@ -21,9 +21,9 @@ from ..repairs import custom_repair, has_repair, mark_repair, repair
 def forbid_repeated_ngrams() -> bool:
     """Replaces fairseq's method ``NGramRepeatBlock._no_repeat_ngram`` by the function of the same name in this module.
 
-    With ``--no-repeat-ngram-size``, fairseq should compare the last words of the output with all earlier parts of it.
-    The output is at the beginning of a longer buffer. For example, the output "a b c a b" has 5 tokens in a buffer of
-    200. fairseq compares the last words of the buffer instead, which are padding. So it never finds a repetition.
+    With ``--no-repeat-ngram-size``, fairseq should compare the last words of the output with all earlier words. The
+    output is at the beginning of a longer buffer: the 5 tokens "a b c a b", for example, are followed by padding up to
+    200 tokens. fairseq compares the last tokens of the buffer, which are padding. So it never finds a repetition.
 
     Returns:
         True if the method was replaced now, False if it had been replaced before.
@@ -93,12 +93,12 @@ def penalize_groups_of_every_batch(
     prev_output_tokens: Tensor | None = None,
     original_batch_idxs: Tensor | None = None,
 ) -> Any:
-    """Replaces ``DiverseBeamSearch.step`` (``original``): each sentence gets its own diversity penalties.
+    """Replaces ``DiverseBeamSearch.step`` (``original``): passes it the numbers of the sentences within their batch.
 
     The beam search calls this method once for each token of the output, with the sentences that are not yet finished.
-    fairseq's method has a tensor with a row for each sentence of the batch. It takes `original_batch_idxs` for row
-    numbers of this tensor. But they are numbers of sentences in the data set, such as 6 and 7 for a batch of two. So
-    the replacement passes the row numbers, 0 and 1, in their place.
+    The method has a tensor with a row for each sentence of the batch, and uses `original_batch_idxs` as row numbers.
+    But these are numbers in the data set. For example, the second batch has the sentences 6 and 7, but only the rows 0
+    and 1, so the method fails. The replacement passes the row numbers.
 
     Args:
         original: fairseq's method.
@@ -114,10 +114,9 @@ def penalize_groups_of_every_batch(
         return original(self, step, lprobs, scores, prev_output_tokens, None)
     is_new_batch = step == 0
     if is_new_batch:
-        # No sentence is finished yet, so these are all sentences of the batch, in the order of the rows. The later
-        # steps of this batch need them.
+        # No sentence is finished yet, so these are all sentences of the batch. They are kept for the later steps.
         self.sentences_of_batch = unfinished_sentences  # [6, 7]
-    # At step 0, the rows are [0, 1]. When sentence 6 is finished, only [7] is left, which has the row [1].
+    # [6, 7] has the rows [0, 1]. When sentence 6 is finished, [7] is left, with the row [1].
     rows = find_places(unfinished_sentences, among=self.sentences_of_batch)
     return original(self, step, lprobs, scores, prev_output_tokens, rows)
 

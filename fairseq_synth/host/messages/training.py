@@ -46,16 +46,16 @@ def will_validate(cfg: Any) -> bool:
 
 
 def check_lengths(trainer: Any) -> None:
-    """Checks that no validation sentence is longer than the model's limit, or than ``--max-tokens``.
+    """Checks that no validation sentence is longer than the model's limit, or than ``--max-tokens-valid``.
 
-    Nothing is checked if the task has its own way to skip sentences or to form batches, and nothing if it has several
+    Some tasks are not checked: those that skip long sentences or form batches in their own way, and those with several
     pairs of languages, whose data sets skip long sentences themselves.
 
     Args:
         trainer: fairseq's trainer, with the model, the task and its data sets.
 
     Raises:
-        SynthesizerError: the first validation set with a sentence that is too long.
+        SynthesizerError: a validation set has a sentence that is too long.
     """
     task = trainer.task
     if has_own_batches(task):
@@ -63,8 +63,8 @@ def check_lengths(trainer: Any) -> None:
     max_tokens = trainer.cfg.dataset.max_tokens_valid
     # fairseq's function returns the lowest of these limits.
     limits = resolve_max_positions(task.max_positions(), trainer.get_model().max_positions(), max_tokens)
-    has_limits_of_several_pairs = isinstance(limits, dict)
-    if limits is None or has_limits_of_several_pairs:
+    has_several_pairs_of_languages = isinstance(limits, dict)
+    if limits is None or has_several_pairs_of_languages:
         return
     for subset in trainer.cfg.dataset.valid_subset.split(","):
         if subset in task.datasets:
@@ -80,7 +80,7 @@ def has_own_batches(task: FairseqTask) -> bool:
 
 
 def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int | None) -> None:
-    """Checks the lengths of one validation set; raises SynthesizerError if a sentence is too long.
+    """Checks that no sentence of a validation set is too long; raises SynthesizerError otherwise.
 
     Args:
         dataset: the validation set.
@@ -88,21 +88,24 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
         limits: the largest number of tokens of a sentence, or a pair of these for source and target.
         max_tokens: the value of ``--max-tokens-valid``.
     """
-    _, too_long = dataset.filter_indices_by_size(np.arange(len(dataset)), limits)
+    all_indices = np.arange(len(dataset))
+    _short_enough, too_long = dataset.filter_indices_by_size(all_indices, limits)
     if len(too_long) == 0:
         return
+    # The error has three parts: which flag to change, if that is known; what is wrong; and a hint, if the limit is that
+    # of a Synthesizer. The first and the last part may be empty.
     first = too_long[0]
-    lengths = list_lengths(dataset, first)
-    limit_set = limits_as_set(limits)
-    # The first and the last part may be empty.
-    advice = advise_flag(max(lengths), max_tokens, has_synth_max_length=includes_limit_of_synthesizer(limit_set))
+    lengths = list_lengths(dataset, first)  # such as [12, 70], of source and target
+    limit_set = limits_as_set(limits)  # such as {64}
+    has_synth_max_length = includes_limit_of_synthesizer(limit_set)
+    advice = advise_flag(max(lengths), max_tokens, has_synth_max_length)
     problem = describe_long_sentences(subset, count=len(too_long), first=first, lengths=lengths, limits=limits)
-    hint = hint_on_limits(limit_set)  # "; 64 is this model's --synth-max-length: for longer sentences, …"
+    hint = hint_on_limits(limit_set)
     raise SynthesizerError(f"{advice}{problem}{hint}")
 
 
 def describe_long_sentences(subset: str, count: int, first: int, lengths: list[int], limits: Any) -> str:
-    """Returns how many sentences of a validation set are too long, which is the first one, and what a user can do.
+    """Returns the text of the error about a validation set with sentences that are too long.
 
     Args:
         subset: the name of the validation set in ``--valid-subset``.
@@ -133,9 +136,9 @@ def list_lengths(dataset: Any, index: int) -> list[int]:
 
 
 def advise_flag(length: int, max_tokens: int | None, has_synth_max_length: bool) -> str:
-    """Returns the advice with which a message begins, such as "--max-tokens 100: raise it, or --max-tokens-valid; ".
+    """Returns which flag a user should change so that a sentence is not too long; an empty text if it is not known.
 
-    It names the flag that excludes a sentence. The result is empty if it is not known which flag that is.
+    The text is the beginning of an error, such as "--max-tokens 100: raise it, or --max-tokens-valid; ".
 
     Args:
         length: the length of the sentence, in tokens.
@@ -143,7 +146,7 @@ def advise_flag(length: int, max_tokens: int | None, has_synth_max_length: bool)
         has_synth_max_length: whether the sentence is longer than a limit that is some model's ``--synth-max-length``.
     """
     if max_tokens is not None and length > max_tokens:
-        # This comes first: a larger --synth-max-length would not help, because no batch can have the sentence.
+        # No batch has room for the sentence, so a larger --synth-max-length alone would not help.
         return f"--max-tokens {max_tokens}: raise it, or --max-tokens-valid; "
     if has_synth_max_length:
         return "--synth-max-length: train with a larger one; "
@@ -182,10 +185,10 @@ def check_metric_is_measured(metric: str, trainer: Any) -> None:
     task_flags: Any = getattr(trainer.task, "cfg", None)  # None: the task has no flags
     has_bleu_flag = hasattr(task_flags, "eval_bleu")  # Tasks of translation have the flag --eval-bleu.
     measures_bleu = has_bleu_flag and task_flags.eval_bleu
-    is_surely_measured = metric == "loss" or (metric == "bleu" and measures_bleu)
-    if is_surely_measured:
+    if metric == "loss" or (metric == "bleu" and measures_bleu):
         return
-    measured_metrics = measure_one_batch(trainer)  # This takes time, so it is done only if the metric is in doubt.
+    # Any other metric is looked for in the results of a first validation, which takes time.
+    measured_metrics = measure_one_batch(trainer)
     if metric in measured_metrics:
         return
     bleu_choice = ", and bleu with --eval-bleu" if has_bleu_flag else ""

@@ -152,10 +152,10 @@ def keep_bucketed_sentences(
 ) -> Any:
     """Replaces ``LanguagePairDataset.filter_indices_by_size`` (``original``): skips no sentence that fits the model.
 
-    With ``--num-batch-buckets``, sentences of similar length form a bucket, and each is padded to the longest sentence
-    of its bucket. fairseq compares these padded lengths with the limits of the model. If one sentence of a bucket is
-    too long, all sentences of the bucket are padded to its length, and fairseq skips them all. The replacement first
-    shortens the padding to the limits. Then fairseq skips only the sentence that is too long.
+    With ``--num-batch-buckets``, fairseq pads sentences of similar length to the longest of them, and compares the
+    padded lengths with the limits of the model. For example, sentences of 5, 9 and 12 tokens are padded to 12 tokens.
+    If the limit is 10, fairseq skips all three. The replacement first shortens the padding of the first two to 10
+    tokens. Then fairseq skips only the third.
 
     Args:
         original: fairseq's method.
@@ -177,13 +177,11 @@ def keep_bucketed_sentences(
 
 
 def shorten_padding(dataset: LanguagePairDataset, max_source_length: float, max_target_length: float) -> None:
-    """Changes a data set in place: sentences that fit the model are not padded beyond the limits of the model.
-
-    With ``--num-batch-buckets``, fairseq groups sentences of similar length into buckets. It pads each sentence to the
-    longest sentence of its bucket, which may be longer than the model allows.
+    """Changes a data set in place: no sentence that fits the model is padded beyond the limits of the model.
 
     Args:
-        dataset: pairs of sentences in buckets.
+        dataset: pairs of sentences. With ``--num-batch-buckets``, fairseq has grouped them into buckets by length, and
+            has padded each sentence to the longest one of its bucket.
         max_source_length: the longest source that the model takes, in tokens.
         max_target_length: the longest target that the model takes, in tokens.
     """

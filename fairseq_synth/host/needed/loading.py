@@ -92,11 +92,11 @@ def numpy_classes() -> list[type]:
 
 
 def numpy_functions() -> list[Any]:
-    """Returns the two functions that make a numpy array or number when it is unpickled, for torch's safe loader.
+    """Returns what torch's safe loader needs to unpickle numpy arrays and numbers: the functions that make them.
 
-    A pickle refers to a function by its module and name. numpy 1 has written "numpy.core.multiarray.scalar", and numpy
-    2 writes "numpy._core.multiarray.scalar". So the list has a pair of each function and each of these names. It also
-    has the functions alone, which stand for their present names.
+    A pickle has the module and the name of the function. numpy 1 writes "numpy.core.multiarray.scalar", and numpy 2
+    writes "numpy._core.multiarray.scalar". So each function is listed with both names, as pairs. It is also listed
+    alone, which stands for the name that it has in the installed numpy.
     """
     make_array = find_unpickling_function(np.zeros(1))
     make_number = find_unpickling_function(np.float64(0))

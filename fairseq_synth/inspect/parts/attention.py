@@ -109,10 +109,10 @@ class ValueSampler:
         self.weights: defaultdict[str, list[Tensor]] = defaultdict(list)
 
     def add_sentence(self, reading: SentenceReading, weights: Tensor) -> None:
-        """Adds the logits and the weights of random cells, for a histogram of one attention.
+        """Adds the logits and the weights of some random cells of a sentence, for the histograms of one attention.
 
-        A cell is a head, a row and a column. Only cells are drawn whose column is visible to the row, up to
-        `HISTOGRAM_VALUES` of them and none twice.
+        A cell is a head, a row and a column. Up to `HISTOGRAM_VALUES` different cells are drawn, only from the cells
+        whose column is visible to the row.
 
         Args:
             reading: the attention, and its logits (H, T, S) for one sentence.
@@ -187,14 +187,16 @@ class HeadMetrics:
         self.add_metrics(name, metrics)
 
     def add_word_dependence(self, reading: SentenceReading) -> None:
-        """Adds what is measured in a second pass over the data, when the mean logits by position are known.
+        """Adds how strongly the weights of one attention depend on the words of one sentence.
 
-        It is the distance of the weights of a sentence from the softmax of these mean logits.
+        The weights are compared with the softmax of the mean logits of all sentences, which depends on positions alone.
+        So this is called in a second pass over the data, when these means are known.
         """
         name = reading.attention.name
-        rows, columns = reading.logits.shape[1:]
+        num_rows, num_columns = reading.logits.shape[1:]
+        mean_logits = self.mean_logits[name].mean_of_first(num_rows, num_columns)
         weights = sentence_weights(reading.logits, reading.causal)
-        weights_by_position = sentence_weights(self.mean_logits[name].mean_of_first(rows, columns), reading.causal)
+        weights_by_position = sentence_weights(mean_logits, reading.causal)
         self.add_metrics(name, {"word_dependence": word_dependence(weights, weights_by_position)})
 
     def add_metrics(self, attention: str, metrics: dict[str, Tensor]) -> None:
@@ -283,7 +285,8 @@ class SentenceInBatch(NamedTuple):
 def read_single_sentences(inspection: Inspection, pad: int) -> list[Results]:
     """Returns the tokens and the attention weights of `SHOWN_SENTENCES` single sentences, for pictures.
 
-    They are the first sentences of the data that fit a picture. If there are too few, the first longer ones follow.
+    The first sentences of the data that fit into a picture are chosen. If there are too few of them, the first longer
+    sentences are added.
 
     Args:
         inspection: the inspection, with data.

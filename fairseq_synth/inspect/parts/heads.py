@@ -44,8 +44,11 @@ def describe_cost(inspection: Inspection) -> str:
 
 
 def count_removals(inspection: Inspection) -> int:
-    """Returns in how many steps heads are removed, over all kinds of attention."""
-    num_heads_by_group: dict[str, int] = {}
+    """Returns how many times `measure` removes heads, over all kinds of attention.
+
+    For example, 16 heads of a kind may be removed in 4 steps: 4 heads, then 8, 12 and all 16.
+    """
+    num_heads_by_group: dict[str, int] = {}  # {kind of attention: its number of heads in all layers}
     for attention in attentions(inspection.loaded.model):
         num_heads_by_group[attention.group] = num_heads_by_group.get(attention.group, 0) + attention.num_heads
     num_removals = 0
@@ -91,13 +94,12 @@ def head_importance(loaded: Loaded, batches: list[Batch]) -> dict[str, dict[str,
 
 
 def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, list[float]]:
-    """Returns how strongly the loss would change if the output of each head were a little stronger or weaker.
+    """Returns the importance of each head by the gradient of the loss (Michel et al. 2019, arXiv 1905.10650, eq. 2).
 
-    The output of a head is multiplied by a factor, which is 1. The derivative of the loss with respect to this factor
-    says how the loss would change. Each sentence has factors of its own. The importance of a head is the mean absolute
-    value of the derivative (Michel et al. 2019, arXiv 1905.10650, eq. 2): its sum over all sentences, divided by the
-    number of targets. The targets are what the model predicts: tokens, or only masked tokens, or examples for a
-    classifier.
+    In each sentence, the output of a head is multiplied by a factor, which is 1. The derivative of the loss with
+    respect to the factor says how much the loss would change with a slightly stronger output. The importance is the
+    absolute value of the derivative, summed over all sentences, and divided by the number of targets. The targets are
+    what the model predicts: tokens, only masked tokens, or one label for each example of a classification.
 
     Args:
         loaded: the model, with data. The loss is the one that it was trained with.
@@ -116,10 +118,8 @@ def importance_by_gradient(loaded: Loaded, batches: list[Batch]) -> dict[str, li
         with scaled_heads(model, factors):  # In here, the outputs of the heads are multiplied by the factors.
             training_loss, sample_size, log = criterion(model, batch)  # a sum over the targets of the batch
         num_targets += count_targets(sample_size, log)
-        derivatives_by_attention = compute_derivatives(training_loss, factors)
-        for name, derivatives in derivatives_by_attention.items():
-            # Without `abs`, sentences with opposite derivatives would cancel out.
-            sums[name] += derivatives.abs().sum(dim=0)  # (sentences, heads) becomes (heads,)
+        for name, derivatives in compute_derivatives(training_loss, factors).items():
+            sums[name] += derivatives.abs().sum(dim=0)  # from (sentences, heads) to (heads,)
     return {name: (total / num_targets).tolist() for name, total in sums.items()}
 
 
@@ -223,10 +223,10 @@ def add_to_curve(curves: dict[str, dict[str, list[Any]]], removal: Removal, qual
 
 
 def plan_removals(inspection: Inspection) -> list[Removal]:
-    """Returns all steps of removing heads, for one kind of attention after the other.
+    """Returns which heads are removed at each step, for one kind of attention after the other.
 
     For example, two steps remove none, half and all of the heads of a kind. The least important heads are removed
-    first. Their importance, ``gradient``, has to be among the results of each attention already.
+    first. Their importance is read from the results of each attention, where it is called ``gradient``.
     """
     removals = []
     for group, importance in group_importance(inspection.attention_results).items():

@@ -60,11 +60,15 @@ def measure(inspection: Inspection) -> None:
 
 
 def choose_batches(batches: list[Batch]) -> list[Batch]:
-    """Returns so many batches that they have at least `SENTENCES` sentences, beginning with those of middle length."""
+    """Returns batches with at least `SENTENCES` sentences together, or all batches if there are fewer sentences.
+
+    The batches are sorted by the length of their sentences. Sentences of medium length are chosen first.
+    """
     middle = len(batches) // 2
+    medium_length_first = batches[middle:] + batches[:middle]
     chosen = []
     num_sentences = 0
-    for batch in batches[middle:] + batches[:middle]:
+    for batch in medium_length_first:
         if num_sentences >= SENTENCES:
             break
         chosen.append(batch)
@@ -73,7 +77,7 @@ def choose_batches(batches: list[Batch]) -> list[Batch]:
 
 
 def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) -> Results:
-    """Measures how alike the tokens are after each layer of a model, with and without some branches of the layers.
+    """Measures how much the tokens differ after each layer, with and without feed-forward layers and skip connections.
 
     Args:
         model: a Transformer of fairseq.
@@ -89,12 +93,12 @@ def measure_model(model: nn.Module, batches: list[Batch], pad: int, title: str) 
     """
     results: Results = {}
     for branches_name, branches in progress(BRANCHES.items(), title):
-        measured: list[LayerDistances] = []  # the distances of all sentences and layers
+        measured: list[LayerDistances] = []  # one for each sentence and layer
         for batch in batches:
             measured += measure_batch(model, batch, pad, branches)
         for stack in ("encoder", "decoder"):
             measured_in_stack = [item for item in measured if item.stack == stack]
-            if measured_in_stack:
+            if measured_in_stack:  # The model may lack an encoder or a decoder.
                 means = average_by_layer(measured_in_stack)
                 results.setdefault(stack, {})[branches_name] = round_floats(means)
     return results

@@ -85,39 +85,35 @@ LAYER_LINE_STYLES = ("-", "--", ":")  # the second and third are for layers beyo
 
 
 def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
-    """Draws the sum of the largest singular values, relative to the sum of all, as a line for each head.
+    """Draws the cumulative singular values of each head: a row of panels for each model, a column for each kind.
 
-    The color of a line shows the layer. There is a row of panels for each model, and a column for each kind of
-    attention, such as ``encoder.self``.
+    A line shows the sum of the largest singular values of a head, relative to the sum of all of them. Its color shows
+    the layer. The kinds are the kinds of attention, such as ``encoder.self``.
 
     Args:
         models: with the same layers.
         names: the attentions whose singular values every model has.
     """
-    attentions_of_kind = names_by_group(models[0].attentions, names)  # {kind: names of attentions}
-    title_of_kind = group_titles(attentions_of_kind)  # {kind: title of its column}, in the order of the columns
-    panels: list[Panel | None] = []  # row by row
-    for row, model in enumerate(models):
-        for column, kind in enumerate(title_of_kind):
-            is_in_first_row = row == 0
-            is_in_last_row = row == len(models) - 1
-            is_in_first_column = column == 0
-            calls = singular_value_lines(model, attentions_of_kind[kind])
-            settings = {}
-            if is_in_first_row:
-                calls.append(title(title_of_kind[kind]))
-            if is_in_first_row and is_in_first_column:
-                calls.append(legend())
-            if is_in_last_row:
-                settings["xlabel"] = "share of the singular values,\nlargest first"
-            if is_in_first_column:
-                settings["ylabel"] = label_of_model(model, "share of their sum", num_models=len(models))
-            panels.append(Panel(calls, settings))
-    height_of_panels = SINGULAR_VALUES_ROW_HEIGHT * len(models)
+    names_of_kind = names_by_group(models[0].attentions, names)  # {kind of attention: names of attentions}
+    title_of_kind = group_titles(names_of_kind)  # {kind of attention: title of its column}
+    rows: list[Row] = []
+    for model in models:
+        row: Row = []
+        for kind in title_of_kind:
+            row.append(Panel(calls=singular_value_lines(model, names_of_kind[kind]), settings={}))
+        rows.append(row)
+
+    # The text at the edges of the rows and columns.
+    rows = title_columns(rows, list(title_of_kind.values()))
+    rows = add_to_first_panel(rows, legend())
+    rows = label_x_axes(rows, "share of the singular values,\nlargest first")
+    rows = label_y_axes(rows, [label_of_model(model, "share of their sum", len(models)) for model in models])
+
+    height_of_all_panels = SINGULAR_VALUES_ROW_HEIGHT * len(models)
     return Picture(
         name="singular-values",
-        panels=panels,
-        size=(WIDTH, height_of_panels + LABEL_HEIGHT),
+        panels=flatten_rows(rows),
+        size=(WIDTH, height_of_all_panels + LABEL_HEIGHT),
         columns=len(title_of_kind),
         share_x=True,
         share_y=True,
@@ -132,7 +128,10 @@ def label_of_model(model: Model, label: str, num_models: int) -> str:
 
 
 def singular_value_lines(model: Model, names: Sequence[str]) -> list[Call]:
-    """Returns the cumulative singular values of each head of some attentions, as lines from 0 to 1."""
+    """Returns a line with the cumulative singular values of each head of some attentions.
+
+    The lines rise from the left to the right, from 0 to 1. Their colors and styles show the layers.
+    """
     calls = []
     for name in names:
         layer = model.attentions[name]["layer"]
@@ -157,17 +156,17 @@ MARKERS = ("o", "s", "^", "D", "v", "x")  # the models take these in turn
 
 
 def rank(models: Sequence[Model]) -> Picture:
-    """Draws how far the tokens are from being alike after each layer, trained and initial, with a color for each model.
+    """Draws how much the tokens still differ from each other after each layer, for trained and untrained models.
 
-    Tokens that are all alike are a matrix of equal rows, which has the rank 1. So the picture shows the distance of the
-    tokens from a matrix of rank 1. There is a row of panels for each stack, the encoder and the decoder. There is a
-    column for each choice of branches with which the layers were measured, such as ``attention alone``, without the
-    feed-forward branch and skip connections.
+    If all tokens have the same vector, they form a matrix with equal rows, of rank 1. The picture shows the distance
+    from such a matrix. It has a row of panels for the encoder and one for the decoder. It has a column for each way in
+    which the layers were run, such as ``attention alone``, without feed-forward layers and skip connections. Each model
+    has a color.
     """
-    # {stack: {branches: values after each layer}}. All models have the same stacks, and all stacks the same branches.
-    values_by_stack = models[0].results["layers"]["trained"]
-    stacks = list(values_by_stack)  # the rows, such as encoder and decoder
-    all_branches = list(values_by_stack[stacks[0]])  # the columns, such as ``attention alone``
+    # {encoder or decoder: {branches: values after each layer}}; the branches are the parts of the layers that were run.
+    values_by_stack = models[0].results["layers"]["trained"]  # The other models have the same keys.
+    stacks = list(values_by_stack)
+    all_branches = list(values_by_stack[stacks[0]])  # The decoder was run in the same ways as the encoder.
     rows: list[Row] = []
     for stack in stacks:
         row: Row = []
@@ -194,12 +193,12 @@ def rank(models: Sequence[Model]) -> Picture:
 
 
 def rank_panel(models: Sequence[Model], stack: str, branches: str) -> Panel:
-    """Returns the distance from equal rows after each layer, with two lines for each model.
+    """Returns a panel that shows how much the tokens differ after each layer, with two lines for each model.
 
     Args:
         models: with the same layers.
         stack: ``encoder`` or ``decoder``.
-        branches: the branches of the layers in use, such as ``attention alone``.
+        branches: the way in which the layers were run, such as ``attention alone``.
     """
     calls: list[Call] = []
     for model, marker in zip(models, itertools.cycle(MARKERS)):
@@ -210,7 +209,10 @@ def rank_panel(models: Sequence[Model], stack: str, branches: str) -> Panel:
 
 
 def explain_states() -> list[Call]:
-    """Returns two lines without points, which are not seen in a panel. They explain the line styles in the legend."""
+    """Returns two entries of the legend, which explain the line styles of trained and initial models.
+
+    matplotlib makes an entry for each line. These lines have no points, so they are seen only in the legend.
+    """
     calls = []
     for state in ("trained", "initial"):
         calls.append(line([], [], state, "gray", linestyle=RANK_LINE_STYLES[state]))
@@ -218,24 +220,23 @@ def explain_states() -> list[Call]:
 
 
 def rank_lines(model: Model, marker: str, stack: str, branches: str) -> list[Call]:
-    """Returns the distance from equal rows after each layer of a model, as lines.
+    """Returns lines that show how much the tokens differ after each layer of a model.
 
-    There is a line for the trained model, and one for the initial model if it was measured.
+    There is a line for the trained model, and one for the model before its training if it was measured.
 
     Args:
         model: the model.
         marker: matplotlib's name for the shape of the points.
         stack: ``encoder`` or ``decoder``.
-        branches: the branches of the layers in use, such as ``attention alone``.
+        branches: the way in which the layers were run, such as ``attention alone``.
     """
     calls = []
     for state, line_style in RANK_LINE_STYLES.items():
         distances = distances_from_equal_rows(model, state, stack, branches)
         if not distances:
             continue  # this state was not measured
-        label = None
-        if state == "trained":  # the legend has one entry for the two lines, which have the same color
-            label = model.name
+        # Both lines have the color of the model. One of them gives it an entry in the legend.
+        label = model.name if state == "trained" else None
         layers = list(range(len(distances)))
         style = {"linestyle": line_style, "linewidth": 1, "marker": marker, "markersize": 3}
         calls.append(line(x=layers, y=distances, label=label, color=model.color, **style))
@@ -243,19 +244,22 @@ def rank_lines(model: Model, marker: str, stack: str, branches: str) -> list[Cal
 
 
 def distances_from_equal_rows(model: Model, state: str, stack: str, branches: str) -> list[float]:
-    """Returns how far the tokens are from being alike after each layer; an empty list if this was not measured.
+    """Returns how much the tokens differ from each other after each layer, from the results of a model.
+
+    A value of 0 means that all tokens have the same vector after this layer. The list is empty if the results lack the
+    state or the stack.
 
     Args:
         model: the model.
-        state: ``trained`` or ``initial``. The initial weights of a model are not always known.
+        state: ``trained`` or ``initial``. The model before its training is not always known.
         stack: ``encoder`` or ``decoder``.
-        branches: the branches of the layers in use, such as ``attention alone``.
+        branches: the way in which the layers were run, such as ``attention alone``.
     """
-    stacks_of_state = model.results["layers"].get(state, {})  # {stack: {branches: {metric: a value for each layer}}}
-    if stack not in stacks_of_state:
+    results_of_state = model.results["layers"].get(state, {})
+    if stack not in results_of_state:
         return []
-    values_by_metric = stacks_of_state[stack][branches]
-    distances: list[float] = values_by_metric["equal_rows"]
+    # The distance of the tokens, as a matrix, from the closest matrix of equal rows, for each layer.
+    distances: list[float] = results_of_state[stack][branches]["equal_rows"]
     return distances
 
 
@@ -265,39 +269,45 @@ REMOVAL_ROW_HEIGHT = 2.0  # inches
 
 
 def removal(models: Sequence[Model]) -> Picture:
-    """Draws loss and BLEU as more and more heads are removed, with a line for each model.
+    """Draws how loss and BLEU change as more and more heads are removed, with a line for each model.
 
-    There is a row of panels for the loss, one for BLEU if every model has it, and a column for each kind of attention.
+    The first row of panels shows the loss. A second row shows BLEU, if every model has it. There is a column for each
+    kind of attention, such as encoder self-attention.
     """
-    metrics = ["loss"]
-    labels = [loss_label(models)]  # the label of the vertical axis for each metric
+    label_of_metric = {"loss": loss_label(models)}  # {metric of a row: label of its vertical axis}
     if has_bleu_of_removal(models):
-        metrics.append("bleu")
-        labels.append("BLEU")
-    titles = group_titles(models[0].results["removal"]["groups"])  # {kind of attention: its title}
+        label_of_metric["bleu"] = "BLEU"
+    title_of_kind = group_titles(models[0].results["removal"]["groups"])  # {kind of attention: title of its column}
     rows: list[Row] = []
-    for metric in metrics:
+    for metric in label_of_metric:
         row: Row = []
-        for kind in titles:
+        for kind in title_of_kind:
             row.append(Panel(calls=removal_lines(models, kind, metric), settings={}))
         rows.append(row)
-    rows = title_columns(rows, list(titles.values()))
+
+    # The text at the edges of the rows and columns.
+    rows = title_columns(rows, list(title_of_kind.values()))
     rows = add_to_first_panel(rows, legend())
     rows = label_x_axes(rows, "share of these heads removed,\nleast important first")
-    rows = label_y_axes(rows, labels)
+    rows = label_y_axes(rows, list(label_of_metric.values()))
+
+    height_of_all_panels = REMOVAL_ROW_HEIGHT * len(rows)
     return Picture(
         name="removal",
         panels=flatten_rows(rows),
-        size=(WIDTH, REMOVAL_ROW_HEIGHT * len(metrics) + LABEL_HEIGHT),
-        columns=len(titles),
+        size=(WIDTH, height_of_all_panels + LABEL_HEIGHT),
+        columns=len(title_of_kind),
         share_y="row",
     )
 
 
 def removal_lines(models: Sequence[Model], kind: str, metric: str) -> list[Call]:
-    """Returns a line for each model: ``loss`` or ``bleu`` over the share of heads of one kind that are removed.
+    """Returns a line for each model: a metric as a function of the share of heads that are removed.
 
-    The kind of attention is, for example, ``encoder.self``.
+    Args:
+        models: the models.
+        kind: the kind of attention whose heads are removed, such as ``encoder.self``.
+        metric: ``loss`` or ``bleu``.
     """
     calls = []
     for model in models:
@@ -307,7 +317,7 @@ def removal_lines(models: Sequence[Model], kind: str, metric: str) -> list[Call]
 
 
 def has_bleu_of_removal(models: Sequence[Model]) -> bool:
-    """Returns whether every model has BLEU without some heads."""
+    """Returns whether BLEU was measured for every model as its heads were removed."""
     for model in models:
         for curve in model.results["removal"]["groups"].values():
             if None in curve["bleu"]:
@@ -321,10 +331,10 @@ WITHOUT_WORDS_HEIGHT = 3.2  # inches
 
 
 def without_words(models: Sequence[Model]) -> Picture:
-    """Draws the loss of each model as more and more heads of self-attention look by position alone.
+    """Draws how the loss grows as more and more heads of self-attention are replaced by heads that ignore the words.
 
-    A dashed line is the loss with no head replaced. If there is a single model, points tell the heads of the encoder
-    from those of the decoder.
+    A dashed line shows the loss before any head is replaced. If there is a single model, a point for each head shows
+    whether the head is in the encoder or in the decoder.
     """
     if len(models) == 1:
         calls = without_words_of_one(models[0])
@@ -361,9 +371,9 @@ def without_words_of_several(models: Sequence[Model]) -> list[Call]:
 
 
 def replaced_head_points(model: Model) -> list[Call]:
-    """Returns a point for each replaced head. Its x is the number of heads replaced so far, its y is the loss.
+    """Returns a point for each replaced head: x is the number of heads replaced so far, y is the loss.
 
-    The points of the encoder's heads are filled, those of the decoder's heads are white.
+    The points of heads of the encoder are filled, and the points of heads of the decoder are white.
     """
     loss_by_count = model.results["words"]["loss"]  # a list: the loss with 0, 1, 2, … heads replaced
     calls: list[Call] = []
@@ -387,13 +397,17 @@ def replaced_head_points(model: Model) -> list[Call]:
 
 
 def replacement_numbers(model: Model, stack: str) -> list[int]:
-    """Returns which replacements, counted from 1, were those of heads in a stack, ``encoder`` or ``decoder``."""
-    replaced_heads = model.results["words"]["heads"]  # [attention, number of the head], in the order of replacement
-    numbers = []
-    for number, (attention, _head_number) in enumerate(replaced_heads, start=1):
+    """Returns the places of the heads of a stack, ``encoder`` or ``decoder``, in the order of their replacement.
+
+    Places count from 1. For example, first a head of the decoder was replaced, and then two heads of the encoder. Then
+    the result for the encoder is [2, 3].
+    """
+    replaced_heads = model.results["words"]["heads"]  # in this order, each as [attention, number of the head]
+    places = []
+    for place, (attention, _head_number) in enumerate(replaced_heads, start=1):
         if attention.startswith(stack):
-            numbers.append(number)
-    return numbers
+            places.append(place)
+    return places
 
 
 # ---- lengths
@@ -439,7 +453,7 @@ def lengths_panel(models: Sequence[Model], metric: str, label: str) -> Panel:
 
 
 def draw_bars(models: Sequence[Model], values_of_models: Sequence[Sequence[Any]]) -> list[Call]:
-    """Returns for each range of sentence lengths a group of bars, one for each model, beside each other.
+    """Returns the bars of a panel: for each range of sentence lengths, a group with a bar for each model.
 
     Args:
         models: the models.

@@ -27,16 +27,18 @@ class ValueRange:
     """The lowest and the highest value of a metric, which decide how its values are written and colored."""
 
     def __init__(self, values: Sequence[float]) -> None:
-        """Makes the range of all values of a metric. Values are written with two digits of the largest one."""
+        """Finds the range of all values of a metric, and with how many decimals its values are written.
+
+        The largest value gets two significant digits. For example, 0.0123 is written as 0.012, with three decimals, and
+        123 as 123, without any. All other values get as many decimals.
+        """
         self.low = min(values)
         self.high = max(values)
+        self.decimals = 0
         largest = max(abs(self.low), abs(self.high))
-        if largest == 0:
-            self.decimals = 0
-        else:
-            # For example, it is 3 if the largest value is 0.0123, which is written as 0.012, and 0 if it is 123.
-            first_digit = math.floor(math.log10(largest))  # its power of ten, such as -2 for 0.0123
-            self.decimals = max(0, 1 - first_digit)
+        if largest > 0:
+            power_of_ten = math.floor(math.log10(largest))  # the place of the first digit: -2 for 0.0123, 2 for 123
+            self.decimals = max(0, 1 - power_of_ten)
 
     def write(self, value: float) -> str:
         """Returns a value as text. A value that is rounded to 0 has no minus sign."""
@@ -102,39 +104,37 @@ LABEL_LETTERS = 18  # the most letters in a line of the label of a row
 def heads_of_one(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> Picture:
     """Draws the metrics of every head of a model: a row of panels for each metric, a column for each kind of attention.
 
-    A panel has a line of cells for each layer. A cell is a head.
+    A panel shows a metric of one kind of attention, with a line of cells for each layer, and a cell for each head.
 
     Args:
         model: the model.
         names_by_metric: {metric: the attentions that have it}.
     """
-    titles_of_columns = group_titles(list_groups(model, names_by_metric))  # {kind of attention: its title}
-    rows: list[Row] = []  # each row has the panels of a metric, side by side
+    title_of_kind = group_titles(list_groups(model, names_by_metric))  # {kind of attention: title of its column}
+    rows: list[Row] = []
     for metric, names in names_by_metric.items():
-        row = metric_row(model, metric, names, titles_of_columns)
-        lines_of_label = textwrap.wrap(HEAD_METRICS[metric], LABEL_LETTERS)
-        labelled_row = label_y_axis(row, "\n".join(lines_of_label))
-        rows.append(labelled_row)
+        row = metric_row(model, metric, names, title_of_kind)
+        label = textwrap.fill(HEAD_METRICS[metric], LABEL_LETTERS)  # with line breaks
+        rows.append(label_y_axis(row, label))
     rows = label_x_axes(rows, "head")
 
-    # All panels have the same height, which has room for the layers of the largest one.
+    # All panels have the same height, with room for the panel that has the most layers.
     num_rows = len(rows)
     height_of_all_panels = num_rows * LAYER_HEIGHT * count_most_layers(model, names_by_metric)
-    height = ONE_MODEL_MARGINS.picture_height(height_of_all_panels, num_rows)
     return Picture(
         name="heads",
         panels=flatten_rows(rows),
-        size=(WIDTH, height),
-        columns=len(titles_of_columns),
+        size=(WIDTH, ONE_MODEL_MARGINS.picture_height(height_of_all_panels, num_rows)),
+        columns=len(title_of_kind),
         margins=ONE_MODEL_MARGINS,
     )
 
 
 def count_most_layers(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> int:
-    """Returns how many layers the panel with the most layers shows; at least 1.
+    """Returns the largest number of layers for which a kind of attention has the same metric; at least 1.
 
-    A panel shows a metric of one kind of attention, of which each layer has one. So it shows as many layers as it has
-    attentions.
+    For example, if all 6 attentions of kind ``encoder.self`` have an entropy, the result is at least 6, because each
+    layer has one attention of this kind.
 
     Args:
         model: the model.
@@ -142,14 +142,17 @@ def count_most_layers(model: Model, names_by_metric: Mapping[str, Sequence[str]]
     """
     most_layers = 1
     for names in names_by_metric.values():
-        for names_of_kind in names_by_group(model.attentions, names).values():
-            num_layers = len(names_of_kind)
-            most_layers = max(most_layers, num_layers)
+        names_of_kinds = names_by_group(model.attentions, names)  # {kind of attention: names, one for each layer}
+        for names_of_kind in names_of_kinds.values():
+            most_layers = max(most_layers, len(names_of_kind))
     return most_layers
 
 
 def list_groups(model: Model, names_by_metric: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the kinds of attention, such as ``encoder.self``, for which there is at least one metric."""
+    """Returns the kinds of attention, such as ``encoder.self``, that have at least one metric.
+
+    A kind with several metrics is listed several times.
+    """
     groups: list[str] = []
     for names in names_by_metric.values():
         groups += names_by_group(model.attentions, names)

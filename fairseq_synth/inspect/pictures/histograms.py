@@ -47,14 +47,11 @@ def histograms(models: Sequence[Model], names: Sequence[str], kind: str) -> Pict
         names: the attentions that have the histogram in every model.
         kind: what the values are: ``parameters``, ``logits`` or ``weights``.
     """
-    # A block has the rows of panels for one kind of attention, with titles above its first row.
-    names_of_blocks = names_by_group(models[0].attentions, names)  # {kind of attention: its names}
-    blocks: list[list[Row]] = []
-    for names_of_block in names_of_blocks.values():
-        blocks.append(group_rows(models, names_of_block, kind))
-
-    # The blocks are below each other. This puts an empty row between two blocks, as room for the titles of the second.
-    rows = join_below_each_other(blocks)
+    rows_of_kinds: list[list[Row]] = []  # the rows of one kind of attention, then those of the next
+    for names_of_kind in names_by_group(models[0].attentions, names).values():
+        rows_of_kinds.append(group_rows(models, names_of_kind, kind))
+    # An empty row between two kinds makes room for the titles above the second.
+    rows = join_below_each_other(rows_of_kinds)
     rows = add_to_first_panel(rows, legend_on_the_left())
 
     row_heights = [row_height(row) for row in rows]  # An empty row is lower than the others.

@@ -72,16 +72,17 @@ def patterns(models: Sequence[Model], names: Sequence[str]) -> Picture:
 
 
 def pattern_size(num_columns: int, num_rows: int) -> tuple[float, float]:
-    """Returns width and height in inches of a picture of mean attention weights, whose panels are squares."""
-    # With many columns, the picture has the usual width, and the panels share what the white space leaves of it.
+    """Returns width and height in inches of a picture of mean attention weights, whose panels are squares.
+
+    With many columns, the picture has the usual width. With a few columns, it is less wide, so that the panels are not
+    larger than `LARGEST_PATTERN`.
+    """
     width = WIDTH
     panel_size = PATTERN_MARGINS.width_left_for_panels(WIDTH, num_columns) / num_columns
     if panel_size > LARGEST_PATTERN:
-        # With a few columns, such panels would be too large. So they are smaller, and the picture is less wide. But the
-        # text below has to fit.
         panel_size = LARGEST_PATTERN
         width_of_all_columns = PATTERN_MARGINS.picture_width(num_columns * panel_size, num_columns)
-        width = max(width_of_all_columns, SMALLEST_PATTERNS_WIDTH)
+        width = max(width_of_all_columns, SMALLEST_PATTERNS_WIDTH)  # The text below the panels has to fit.
     height = PATTERN_MARGINS.picture_height(num_rows * panel_size, num_rows)
     return width, height
 
@@ -229,7 +230,7 @@ def sentence_pictures(models: Sequence[Model], results_of_models: Sequence[Resul
 def sentence_picture(
     models: Sequence[Model], results_of_models: Sequence[Results], kind: str, names: Sequence[str]
 ) -> Picture:
-    """Draws the attention weights of all heads of one kind for a sentence, with the words at the edges.
+    """Draws the attention weights of a sentence, with a panel for each head, and with the words at the edges.
 
     Args:
         models: with the same layers and heads.
