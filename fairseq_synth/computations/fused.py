@@ -216,8 +216,8 @@ def has_full_size(product: Factors, bsz: int, num_heads: int) -> bool:
 def make_mask(terms: list[Term], key_padding_mask: Tensor | None, hides_future: bool, like: Tensor) -> Tensor:
     """Returns the mask (B, H, T, T) that torch is to add to the inner products.
 
-    It is the sum of some terms of the logits, plus a very low number in the columns of padding, plus minus infinity in
-    the columns of later tokens if the call hides the future.
+    It is the sum of some terms of the logits. In the columns of padding, it is very low. If the future is hidden, it is
+    minus infinity in the columns of later tokens.
 
     Args:
         terms: The terms of the logits that the mask contains.

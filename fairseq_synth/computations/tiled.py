@@ -740,7 +740,8 @@ def hide_future_(scores: Tensor, tile: Tile) -> None:
         tile: Some rows of a block, and the columns up to the last one of these rows.
     """
     num_rows = tile.rows.stop - tile.rows.start
-    last_columns = scores[..., tile.rows]  # a view, so that adding to it changes `scores`
+    # The columns with the same numbers as the rows. This is a view, so that adding to it changes `scores`.
+    last_columns = scores[..., tile.rows]
     last_columns += future_mask(num_rows, scores)
 
 

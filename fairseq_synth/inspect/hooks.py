@@ -287,7 +287,7 @@ class ResidualConnection:
         self.num_calls = 0
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Returns what the layer goes on with after a branch.
+        """Returns the input of the next branch: ``residual + x``, or one of the two if the other one is left out.
 
         Args:
             x: the output of the branch.

@@ -474,16 +474,17 @@ class Definition:
         return weights * gradient_of_weights
 
     def measure_without_subtraction(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Returns {leaf name: the norm of the leaf's gradient if the gradient of the logits were G}, for all leaves.
+        """Returns how large each gradient would be without a subtraction, as {leaf name: norm}.
 
-        The gradient of the logits is the difference ``G - P rowsum(G)``. It may be small and still have the rounding
-        errors of G, and so have all gradients that are computed from it.
+        The gradient of the logits is a difference, ``dS = G - P rowsum(G)``. dS may be much smaller than G, but it has
+        the rounding errors of G, and so has each gradient that is computed from dS. So the error of a gradient is
+        compared with the norm that the gradient would have if dS were G.
 
         Args:
             weighted_gradient: G, from `compute_weighted_gradient`.
 
         Returns:
-            the norms. They are 0 for leaves that the logits do not depend on, such as the values.
+            {leaf name: norm} for all leaves. The norm is 0 if the logits do not depend on a leaf, as on the values.
         """
         # If sentences, heads or rows share a logit, its gradient is the sum of their gradients.
         gradient_of_logits = weighted_gradient.sum_to_size(self.total_logits.size())
@@ -491,18 +492,18 @@ class Definition:
         return {leaf_name: float(gradient.norm()) for leaf_name, gradient in gradients.items()}
 
     def measure_addends(self, weighted_gradient: Tensor) -> dict[str, float]:
-        """Returns {leaf name: the norm of the numbers whose sum is the leaf's gradient}, for weights of a mixture.
+        """Returns how large the numbers are whose sum is the gradient of a mixture's weight, as {leaf name: norm}.
 
-        The logits of a mixture are ``S = w_1 S_1 + w_2 S_2``. So the gradient of the weight w_1 is the sum of
-        ``dS * S_1`` over all logits of a head. If these numbers cancel out, their sum is small, but it has the rounding
-        errors of all of them. As dS may be small for a similar reason (see `measure_without_subtraction`), G takes its
-        place: the norm is that of ``G * S_1``.
+        If the logits are ``S = w_1 S_1 + w_2 S_2``, the gradient of the weight w_1 is the sum of ``dS * S_1`` over all
+        logits of a head. Positive and negative numbers may cancel out. Then the sum is small, but it has the rounding
+        errors of all of these numbers. So the error of the sum is compared with their norm. For the reason that
+        `measure_without_subtraction` gives, dS is replaced by G: the norm is that of ``G * S_1``.
 
         Args:
             weighted_gradient: G, from `compute_weighted_gradient`.
 
         Returns:
-            the norms. If a leaf has the weights of several terms, it is the largest norm of these terms.
+            {leaf name: norm} for the leaves with weights. A leaf with weights of several terms has the largest norm.
         """
         largest_norms: dict[str, float] = {}
         for term in self.logits.terms():

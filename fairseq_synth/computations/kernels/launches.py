@@ -470,7 +470,7 @@ def plan_backward_rows(layout: Layout, work: "Work") -> Launch:
 
 
 def plan_backward_columns(layout: Layout, work: "Work") -> Launch:
-    """Returns the launch of the kernel that computes the gradients of values, keys and all else that columns have.
+    """Returns the launch of the kernel that computes the gradients of columns, such as those of values and keys.
 
     A program computes a tile of columns of one head in all sentences of a group.
 
