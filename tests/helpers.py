@@ -162,6 +162,21 @@ def make_attention(
     return module
 
 
+def check_second_derivative_is_refused(out, parameter):
+    """Checks that the gradient of a parameter is right if it is recorded, but cannot be differentiated again.
+
+    Args:
+        out: an output that depends on the parameter.
+        parameter: the parameter.
+    """
+    loss = out.square().sum()
+    (expected,) = torch.autograd.grad(loss, parameter, retain_graph=True)
+    (gradient,) = torch.autograd.grad(loss, parameter, create_graph=True)
+    assert torch.equal(gradient, expected)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
 def run_attention(module, x, gradient, monkeypatch, *, padding=None, is_causal=False, attend=None):
     """Runs a self-attention forward and backward, and returns a dictionary with its results.
 
