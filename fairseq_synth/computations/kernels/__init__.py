@@ -358,7 +358,7 @@ def allocate_sums(plan: Plan, out_gradient: Tensor) -> PartialSums:
 
 
 class KernelAttention(torch.autograd.Function):
-    """The attention as an operation of autograd, of which both passes launch kernels.
+    """Computes the attention as an operation of autograd: the forward and the backward pass launch kernels.
 
     It is called by ``KernelAttention.apply(plan, seed, *call_tensors)``. Both passes run for every attention of every
     training step. To save time, they call as few functions as possible.
