@@ -186,7 +186,7 @@ class SyntheticAttention(nn.Module):
 
         returns_weights = need_weights or need_head_weights
         if memory is None and not returns_weights:
-            # The usual case, in which the weights need not exist as a whole.
+            # This is the usual case. The weights need not exist as a whole.
             out = self.attend_in_groups(logits, v, key_padding_mask, attn_mask)
             return self.project_out(out, query.size()), None
 

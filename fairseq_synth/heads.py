@@ -124,9 +124,9 @@ class HeadGroups(LayerSynthesizer):
     def forward(self, inputs: Inputs) -> list[Logits]:
         """Returns the logits of each group of heads, which sees only its own heads of the inputs."""
         logits_of_groups = []
-        # Where the next group begins in the layer's input, which has d_h features for each head.
+        # The next group begins at this feature of the layer's input, which has d_h features for each head.
         first_feature = 0
-        # Where the next group begins in the queries and keys, which only the heads of some groups have.
+        # The next group begins at this head of the queries and keys, which only the heads of some groups have.
         first_query_head = 0
         for mixture in self.mixtures():
             [group_logits] = mixture(select_heads(inputs, mixture, first_feature, first_query_head))

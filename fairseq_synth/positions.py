@@ -48,13 +48,13 @@ def take_window(parameter: Tensor, inputs: Inputs) -> Tensor:
     start = inputs.start
     tgt_len = inputs.x.shape[0]
     src_len = inputs.src_len
-    # The usual case: a part of the rows, none of which repeats, and a part of the columns. The general case below would
-    # give the same result, but the backward pass of `view_window` is faster.
+    # Usually a call takes a part of the rows, none of which repeats, and a part of the columns. The general code below
+    # would give the same result, but the backward pass of `view_window` is faster.
     takes_some_rows = tgt_len < max_length and start + tgt_len <= max_length
     takes_some_columns = src_len < max_length
     if takes_some_rows and takes_some_columns:
         return view_window(parameter, start, tgt_len, src_len)  # (1, H, T, S)
-    # The general case. `take_positions` takes row or column 0 again for position l, row 1 for l + 1, and so on.
+    # This works in general. `take_positions` takes row or column 0 again for position l, row 1 for l + 1, and so on.
     rows = take_positions(parameter, dim=1, start=start, count=tgt_len)  # (H, T, l)
     window = take_positions(rows, dim=2, start=0, count=src_len)  # (H, T, S)
     return window[None]

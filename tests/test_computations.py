@@ -700,7 +700,7 @@ def test_the_results_of_a_block_are_freed_before_those_of_the_next_are_computed(
 
 
 def test_tiles_refuse_a_second_derivative():
-    """Its result would be wrong, because autograd cannot see what this computation does in its backward pass."""
+    """The derivative would be wrong, because autograd does not see what is computed in the backward pass."""
     R = torch.randn(1, 2, 9, 9, requires_grad=True)
     value = torch.randn(3, 2, 9, 4)
     out = tiled.compute(Logits([Bias(R)]), value, None, None)

@@ -681,14 +681,14 @@ def compute_block(block: Block, terms: Sequence[Term], value: Tensor) -> Tensor:
         terms: The terms that the logits S are a sum of, for the whole batch.
         value: The values V of the whole batch, (B, H, T, d_h).
     """
-    # What belongs to the block.
+    # This takes the parts of the terms and values that belong to the block.
     block_terms = block.cut_terms(terms)
     block_normal = block.normal_form(block_terms)  # the query, key, left, right and bias
     block_value = block.read(value)  # (sentences, heads, tokens, features)
     block_out = torch.empty_like(block_value)
     for tile in block.tiles():
-        # What belongs to the tile: its rows of the query, for example, and its columns of the key. Under the causal
-        # mask, a tile has only the columns up to its last row.
+        # This takes the parts that belong to the tile, for example its rows of the query and its columns of the key.
+        # Under the causal mask, a tile has only the columns up to its last row.
         tile_normal = tile.cut_normal_form(block_normal)
         tile_value = block_value[:, :, tile.columns]
         weights = compute_weights(tile_normal, tile, block)  # (sentences, heads, rows, columns)
@@ -740,7 +740,7 @@ def hide_future_(scores: Tensor, tile: Tile) -> None:
         tile: Some rows of a block, and the columns up to the last one of these rows.
     """
     num_rows = tile.rows.stop - tile.rows.start
-    # The columns with the same numbers as the rows. This is a view, so that adding to it changes `scores`.
+    # These are the columns with the same numbers as the rows. They are a view, so that adding to it changes `scores`.
     last_columns = scores[..., tile.rows]
     last_columns += future_mask(num_rows, scores)
 
@@ -861,12 +861,12 @@ def differentiate_block(
     with torch.enable_grad():  # In a backward pass, nothing is recorded without this.
         normal = block.normal_form(insert_tensors(block_terms, leaves))
 
-    # Back through step 2: from the output to the values and the normal form.
+    # The gradient goes back through step 2, from the output to the values and the normal form.
     block_value = block.read(value)  # (sentences, heads, tokens, features)
     block_grad_out = block.read(grad_out)  # (sentences, heads, tokens, features)
     grad_value, grad_normal = differentiate_tiles(block, normal, block_value, block_grad_out)
 
-    # Back through step 1: from the trained fields of the normal form, such as its query, to the leaves.
+    # Then it goes back through step 1, from the trained fields of the normal form, such as its query, to the leaves.
     normal_tensors = normal.tensors()
     outputs = [normal_tensors[field] for field in grad_normal]
     grad_tensors = gradients_of_leaves(leaves, outputs, grad_outputs=list(grad_normal.values()))

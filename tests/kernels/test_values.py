@@ -686,7 +686,7 @@ def test_queries_of_one_sentence_or_head_are_copied_for_all():
 
 @interpreted
 def test_kernels_refuse_a_second_derivative(is_short):
-    """Its result would be wrong, because autograd cannot see what this computation does in its backward pass."""
+    """The derivative would be wrong, because autograd does not see what is computed in the backward pass."""
     R = torch.randn(2, 7, 7, requires_grad=True)
     value = torch.randn(3, 2, 5, 8)
     out = attend_by_kernels([Bias(take_window(R, make_inputs(5)))], value)

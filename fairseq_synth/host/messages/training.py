@@ -92,12 +92,12 @@ def check_subset_lengths(dataset: Any, subset: str, limits: Any, max_tokens: int
     _short_enough, too_long = dataset.filter_indices_by_size(all_indices, limits)
     if len(too_long) == 0:
         return
-    # The error has three parts: which flag to change, if that is known; what is wrong; and a hint, if the limit is that
-    # of a Synthesizer. The first and the last part may be empty.
     first = too_long[0]
     lengths = list_lengths(dataset, first)  # such as [12, 70], of source and target
     limit_set = limits_as_set(limits)  # such as {64}
     has_synth_max_length = includes_limit_of_synthesizer(limit_set)
+    # The error consists of three texts. The advice is empty if it is not known which flag to change. The hint is empty
+    # if no Synthesizer has the limit.
     advice = advise_flag(max(lengths), max_tokens, has_synth_max_length)
     problem = describe_long_sentences(subset, count=len(too_long), first=first, lengths=lengths, limits=limits)
     hint = hint_on_limits(limit_set)

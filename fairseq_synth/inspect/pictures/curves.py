@@ -103,7 +103,7 @@ def singular_values(models: Sequence[Model], names: Sequence[str]) -> Picture:
             row.append(Panel(calls=singular_value_lines(model, names_of_kind[kind]), settings={}))
         rows.append(row)
 
-    # The text at the edges of the rows and columns.
+    # These functions add text at the edges of the rows and columns.
     rows = title_columns(rows, list(title_of_kind.values()))
     rows = add_to_first_panel(rows, legend())
     rows = label_x_axes(rows, "share of the singular values,\nlargest first")
@@ -174,7 +174,7 @@ def rank(models: Sequence[Model]) -> Picture:
             row.append(rank_panel(models, stack, branches))
         rows.append(row)
 
-    # The text at the edges of the rows and columns.
+    # These functions add text at the edges of the rows and columns.
     rows = title_columns(rows, all_branches)
     rows = label_x_axes(rows, "layer")
     rows = label_y_axes(rows, [f"{stack}: distance\nfrom equal rows" for stack in stacks])
@@ -235,7 +235,7 @@ def rank_lines(model: Model, marker: str, stack: str, branches: str) -> list[Cal
         distances = distances_from_equal_rows(model, state, stack, branches)
         if not distances:
             continue  # this state was not measured
-        # Both lines have the color of the model. One of them gives it an entry in the legend.
+        # Both lines have the color of the model, so one entry in the legend is enough. The trained model has it.
         label = model.name if state == "trained" else None
         layers = list(range(len(distances)))
         style = {"linestyle": line_style, "linewidth": 1, "marker": marker, "markersize": 3}
@@ -285,7 +285,7 @@ def removal(models: Sequence[Model]) -> Picture:
             row.append(Panel(calls=removal_lines(models, kind, metric), settings={}))
         rows.append(row)
 
-    # The text at the edges of the rows and columns.
+    # These functions add text at the edges of the rows and columns.
     rows = title_columns(rows, list(title_of_kind.values()))
     rows = add_to_first_panel(rows, legend())
     rows = label_x_axes(rows, "share of these heads removed,\nleast important first")
